@@ -1,0 +1,265 @@
+// Package postgressql holds the SQL of the Postgres stores, one statement a constant. {records} stands for the table.
+//
+// Every parameter is cast where it is used, so that each statement means the same in every query mode of a driver and
+// behind a pooler. Ages and expiry are judged by the database's clock alone (statement_timestamp), durations come in
+// microseconds.
+package postgressql
+
+import "strings"
+
+// Statements is the SQL of a store for one table.
+type Statements struct {
+	Claim, Replace         string
+	LockByScope, LockByRow string
+	Complete, Settle       string
+	LockClaim, Free        string
+	Outcome                string
+	Find                   string
+	Tombstone              string
+	Now                    string
+	ForgetBatch            string
+	ForgetNext, ForgetOne  string
+	PurgeRecords           string
+	PurgeClaims            string
+}
+
+// For returns the statements for the table named by records, which must be a quoted identifier, qualified or not.
+func For(records string) *Statements {
+	// Outermost first; the table's name last, for it may look like a placeholder.
+	fill := func(sql string) string {
+		sql = strings.ReplaceAll(sql, "{standing}", standing)
+		sql = strings.NewReplacer("{record}", record, "{scope}", scope).Replace(sql)
+		return strings.NewReplacer("{records}", records, "{records literal}", Literal(records)).Replace(sql)
+	}
+	return &Statements{
+		Claim: fill(claim), Replace: fill(replace),
+		LockByScope: fill(strings.ReplaceAll(lockByScope, "{max idle}", "$5")),
+		LockByRow:   fill(strings.ReplaceAll(lockByRow, "{max idle}", "$3")),
+		Complete:    fill(complete), Settle: fill(settle),
+		LockClaim: fill(lockClaim), Free: fill(free),
+		Outcome:     fill(outcome),
+		Find:        fill(find),
+		Tombstone:   fill(tombstone),
+		Now:         now,
+		ForgetBatch: fill(forgetBatch),
+		ForgetNext:  fill(forgetNext), ForgetOne: fill(forgetOne),
+		PurgeRecords: fill(purgeRecords),
+		PurgeClaims:  fill(purgeClaims),
+	}
+}
+
+// Literal quotes text as an SQL string, whatever standard_conforming_strings says.
+func Literal(text string) string {
+	quoted := "'" + strings.ReplaceAll(text, "'", "''") + "'"
+	if strings.Contains(text, `\`) {
+		return "E" + strings.ReplaceAll(quoted, `\`, `\\`)
+	}
+	return quoted
+}
+
+// The parameters $1 to $3 of most statements.
+const scope = `owner = $1::text AND operation = $2::text AND key = $3::text`
+
+// The columns of a record; $4 is TakeOverAfter. Least: a claim that is kept for good has claimed_at infinity.
+const record = `state, fingerprint, claim_id::text, least(claimed_at, statement_timestamp()), completed_at, expires_at,
+	status, header, body, resource_ref,
+	coalesce(expires_at <= statement_timestamp(), false),
+	state = 'claimed' AND claimed_at <= statement_timestamp() - $4::bigint * interval '1 microsecond'`
+
+// What Claim and Replace return when they lose: the record that stands there, as of the start of the statement. When
+// they win, the row's ctid and nothing else: the caller knows the rest. No row at all means a race: ask again.
+const standing = `SELECT NULL::text, {record}
+	FROM {records} WHERE {scope} AND NOT EXISTS (SELECT FROM mine)
+UNION ALL
+SELECT ctid::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM mine`
+
+// claim inserts a claim. $4 TakeOverAfter, $5 claim id, $6 fingerprint.
+//
+// async: the claim's commit need not be flushed. If a crash loses it, it loses every later transaction too, the one that
+// would have completed it among them. The insert selects from it, for an unreferenced CTE is not run.
+//
+// NOT EXISTS: ON CONFLICT alone waits for whoever is completing, tombstoning or forgetting the row that stands there.
+// With it, a replay also writes and locks nothing.
+const claim = `WITH async AS (
+	SELECT set_config('synchronous_commit', 'off', true)
+), mine AS (
+	INSERT INTO {records} (owner, operation, key, state, fingerprint, claim_id, claimed_at)
+	SELECT $1::text, $2::text, $3::text, 'claimed', $6::text, $5::text::uuid, statement_timestamp()
+	FROM async
+	WHERE NOT EXISTS (SELECT FROM {records} WHERE {scope})
+	ON CONFLICT (owner, operation, key) DO NOTHING
+	RETURNING ctid
+)
+{standing}`
+
+// replace takes the place of an expired record or an abandoned claim, by compare-and-set. $4 TakeOverAfter, $5 claim id,
+// $6 fingerprint, $7 and $8 claim id and state of the record to replace.
+//
+// SKIP LOCKED: a living attempt holds a lock on its row, so the row is not found, and nobody waits. It is the lock that
+// tells a living attempt from a dead one; the age only spares the moment between claim and lock.
+const replace = `WITH async AS (
+	SELECT set_config('synchronous_commit', 'off', true)
+), old AS (
+	SELECT tableoid AS old_table, ctid AS old_row
+	FROM {records}
+	WHERE {scope} AND claim_id::text = $7::text AND state = $8::text
+		AND (expires_at <= statement_timestamp()
+			OR state = 'claimed' AND claimed_at <= statement_timestamp() - $4::bigint * interval '1 microsecond')
+	FOR UPDATE SKIP LOCKED
+), mine AS (
+	UPDATE {records} SET state = 'claimed', fingerprint = $6::text, claim_id = $5::text::uuid,
+		claimed_at = statement_timestamp(), completed_at = NULL, expires_at = NULL,
+		status = NULL, header = NULL, body = NULL, resource_ref = NULL
+	FROM async, old
+	WHERE ctid = old_row AND tableoid = old_table
+	RETURNING ctid
+)
+{standing}`
+
+// The first statement of an attempt's transaction locks its claim: while the lock is held, the attempt is alive. No row:
+// the claim was lost meanwhile. It returns what the attempt needs later: the row, the transaction's id (a create that
+// commits by itself is found out by it), the table as the search_path had it (create may change that), and whether the
+// transaction is serializable. MaxIdle is in milliseconds.
+//
+// set_config: a process that hangs must not hold its key for ever. A stricter limit of the role or database stands.
+//
+// NO KEY UPDATE: enough to be seen by SKIP LOCKED, and what the completing update takes anyway.
+const (
+	lock = `SELECT ctid::text, pg_current_xact_id()::text, {records literal}::regclass::oid::bigint,
+	current_setting('transaction_isolation') = 'serializable',
+	set_config('idle_in_transaction_session_timeout', CASE
+		WHEN current_setting('idle_in_transaction_session_timeout')::interval > interval '0'
+			AND current_setting('idle_in_transaction_session_timeout')::interval < {max idle}::bigint * interval '1 millisecond'
+		THEN current_setting('idle_in_transaction_session_timeout')
+		ELSE {max idle}::bigint::text
+	END, true)
+FROM {records}
+WHERE `
+
+	// $4 claim id, $5 MaxIdle.
+	lockByScope = lock + `{scope} AND claim_id = $4::text::uuid AND state = 'claimed'
+FOR NO KEY UPDATE`
+
+	// lockByRow is for serializable transactions, which must not read the table by its index: creates that have
+	// nothing to do with each other share its pages and would fail with 40001. $1 ctid, $2 claim id, $3 MaxIdle.
+	lockByRow = lock + `ctid = $1::text::tid AND claim_id = $2::text::uuid AND state = 'claimed'
+FOR NO KEY UPDATE`
+)
+
+// GuardLost and GuardEnded are quoted in the error that complete raises when its guard fails.
+const (
+	GuardLost  = "holdsend: claim lost"
+	GuardEnded = "holdsend: transaction ended by create"
+)
+
+// complete is the last statement of an attempt's transaction; COMMIT follows in the same round trip, and must not be run
+// if the guard fails: so the guard raises an error (a cast is what plain SQL has for that). It finds the row by ctid,
+// which the lock pins, and so works alike under every isolation level. $1 ctid, $2 claim id, $3 transaction id, $4 TTL
+// (NULL: none), $5 status, $6 header, $7 body, $8 resource ref.
+const complete = `WITH completed AS (
+	UPDATE {records} SET state = 'completed', completed_at = statement_timestamp(),
+		expires_at = statement_timestamp() + $4::bigint * interval '1 microsecond',
+		status = $5::bigint, header = $6::text, body = $7::bytea, resource_ref = $8::text
+	WHERE ctid = $1::text::tid AND claim_id = $2::text::uuid AND state = 'claimed'
+		AND pg_current_xact_id() = $3::text::xid8
+	RETURNING 1
+)
+SELECT CAST(CASE
+	WHEN EXISTS (SELECT FROM completed) THEN '1'
+	WHEN pg_current_xact_id() = $3::text::xid8 THEN '` + GuardLost + `'
+	ELSE '` + GuardEnded + `'
+END AS integer)`
+
+// settle completes a record whose attempt's transaction create had already ended, if it ended it by COMMIT: freeing the
+// key would double that write. It returns how the transaction ended and whether the record was completed.
+// $1 to $3 scope, $4 claim id, $5 transaction id, $6 TTL, $7 status, $8 header, $9 body, $10 resource ref.
+const settle = `WITH completed AS (
+	UPDATE {records} SET state = 'completed', completed_at = statement_timestamp(),
+		expires_at = statement_timestamp() + $6::bigint * interval '1 microsecond',
+		status = $7::bigint, header = $8::text, body = $9::bytea, resource_ref = $10::text
+	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND pg_xact_status($5::text::xid8) = 'committed'
+	RETURNING 1
+)
+SELECT coalesce(pg_xact_status($5::text::xid8), ''), EXISTS (SELECT FROM completed)`
+
+// lockClaim goes before free, as a statement of its own: it waits for a backend of the attempt that is still there, so
+// that free judges a transaction that has ended. $4 claim id.
+const lockClaim = `SELECT 1 FROM {records} WHERE {scope} AND claim_id = $4::text::uuid FOR UPDATE`
+
+// free gives the key back after an attempt that did not complete. If create itself committed the transaction, the claim is
+// kept for good instead: claimed_at infinity is never abandoned. $4 claim id, $5 transaction id (NULL: create did not
+// run). A freed key need not be flushed, by the reason of claim; a kept one must be.
+const free = `WITH attempt AS (
+	SELECT $5::text IS NULL OR pg_xact_status($5::text::xid8) = 'aborted' AS aborted,
+		coalesce(pg_xact_status($5::text::xid8) = 'committed', false) AS committed
+), async AS (
+	SELECT aborted, committed, CASE WHEN aborted THEN set_config('synchronous_commit', 'off', true) END FROM attempt
+), freed AS (
+	DELETE FROM {records} USING async
+	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND aborted
+), kept AS (
+	UPDATE {records} SET claimed_at = 'infinity' FROM async
+	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND committed
+)
+SELECT coalesce(aborted, false), committed FROM async`
+
+// outcome finds out, on another connection, what became of a COMMIT whose answer was lost. It locks the row, and so waits
+// for a commit that is still under way. $4 claim id.
+const outcome = `SELECT state FROM {records} WHERE {scope} AND claim_id = $4::text::uuid FOR NO KEY UPDATE`
+
+const find = `SELECT {record} FROM {records} WHERE {scope}`
+
+// tombstone keeps fingerprint, claim id and expiry. $1 owner, $2 operation, $3 resource ref.
+const tombstone = `UPDATE {records} SET state = 'gone', status = NULL, header = NULL, body = NULL, resource_ref = NULL
+WHERE owner = $1::text AND operation = $2::text AND resource_ref = $3::text AND state = 'completed'`
+
+const now = `SELECT statement_timestamp()`
+
+// What ForgetOwner takes: records older than its call ($2), and claims that are kept for good.
+const forgettable = `owner = $1::text AND (claimed_at <= $2::timestamptz OR claimed_at = 'infinity')`
+
+// forgetBatch deletes up to a batch of an owner's records, after the scope in $3 and $4, and returns the last one it
+// took. It leaves those that an attempt holds.
+const forgetBatch = `WITH old AS (
+	SELECT tableoid AS old_table, ctid AS old_row
+	FROM {records}
+	WHERE ` + forgettable + ` AND (operation, key) > ($3::text COLLATE "C", $4::text COLLATE "C")
+	ORDER BY operation, key LIMIT 1000
+	FOR UPDATE SKIP LOCKED
+), forgotten AS (
+	DELETE FROM {records} USING old WHERE ctid = old_row AND tableoid = old_table RETURNING operation, key
+)
+SELECT operation, key, count(*) OVER () FROM forgotten ORDER BY operation DESC, key DESC LIMIT 1`
+
+// forgetNext finds the next record that is left; forgetOne deletes it, waiting for its attempt to end.
+const forgetNext = `SELECT operation, key FROM {records}
+WHERE ` + forgettable + ` AND (operation, key) > ($3::text COLLATE "C", $4::text COLLATE "C")
+ORDER BY operation, key LIMIT 1`
+
+const forgetOne = `DELETE FROM {records} WHERE ` + forgettable + ` AND operation = $3::text AND key = $4::text`
+
+// purgeRecords and purgeClaims delete one batch each, in the order of an index and from where the last one ended ($1), so
+// that no batch walks over what earlier ones deleted. SKIP LOCKED spares living attempts and waits for nobody.
+const purgeRecords = `WITH old AS (
+	SELECT tableoid AS old_table, ctid AS old_row
+	FROM {records}
+	WHERE expires_at >= $1::timestamptz AND expires_at <= statement_timestamp()
+	ORDER BY expires_at LIMIT 1000
+	FOR UPDATE SKIP LOCKED
+), purged AS (
+	DELETE FROM {records} USING old WHERE ctid = old_row AND tableoid = old_table RETURNING expires_at
+)
+SELECT count(*), max(expires_at) FROM purged`
+
+// $2 StaleClaim.
+const purgeClaims = `WITH old AS (
+	SELECT tableoid AS old_table, ctid AS old_row
+	FROM {records}
+	WHERE state = 'claimed' AND claimed_at >= $1::timestamptz
+		AND claimed_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+	ORDER BY claimed_at LIMIT 1000
+	FOR UPDATE SKIP LOCKED
+), purged AS (
+	DELETE FROM {records} USING old WHERE ctid = old_row AND tableoid = old_table RETURNING claimed_at
+)
+SELECT count(*), max(claimed_at) FROM purged`

@@ -1,0 +1,727 @@
+package holdsend
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdsend/holdsend-go/internal/bounds"
+	"github.com/holdsend/holdsend-go/internal/headertext"
+	"github.com/holdsend/holdsend-go/internal/postgressql"
+)
+
+const (
+	defaultTable   = "holdsend_records"
+	defaultMaxIdle = time.Minute
+
+	// outcomeTimeout bounds finding out what became of a COMMIT whose answer was lost. It is a bound of its own: the
+	// request's may be used up by then, and a database that restarts is worth waiting for.
+	outcomeTimeout = 10 * time.Second
+	outcomePause   = 100 * time.Millisecond
+
+	// beginTries is how often Begin starts on a new connection after one broke, which is what a pool holds after the
+	// database restarted.
+	beginTries = 3
+)
+
+// PostgresDB is where a PostgresStore gets its connections: a *pgxpool.Pool is one.
+type PostgresDB interface {
+	Acquire(ctx context.Context) (*pgxpool.Conn, error)
+}
+
+// PostgresOptions configures NewPostgresStore and PostgresSchema. Nil means all defaults.
+type PostgresOptions struct {
+	Schema string // the table's schema; default "": found by the connection's search_path
+	Table  string // default "holdsend_records"
+
+	// TakeOverAfter is how old a claim that no attempt holds must be before a retry may take it over; default 1 s. A
+	// slow create is never robbed, however short this is: it only has to cover the moment between a claim's commit and
+	// its lock.
+	TakeOverAfter time.Duration
+
+	// StaleClaim is how old a claim that no attempt holds must be before PurgeExpired frees its key; default 24 h.
+	StaleClaim time.Duration
+
+	// MaxIdle is how long an attempt may sit idle in its transaction before the database ends it, so that a process
+	// that hangs, or a host that vanished, does not hold its keys for ever; default 60 s, at least 1 ms. It also
+	// ends a create that works for longer than this without a query. A stricter idle_in_transaction_session_timeout
+	// of the role or the database stands.
+	MaxIdle time.Duration
+
+	// TxOptions are those of the attempt's transaction; default: the database's. Read-only access, BeginQuery and
+	// CommitQuery are refused.
+	TxOptions pgx.TxOptions
+}
+
+// PostgresStore keeps records in a table beside the data that create writes, on pgx. It needs Postgres 13 or newer,
+// PostgresSchema applied, and works in every query mode of pgx and through PgBouncer in transaction mode.
+//
+// It starts no goroutine and keeps no session state. A create takes one connection for its whole run; a waiting
+// duplicate takes none between two looks.
+type PostgresStore struct {
+	db            PostgresDB
+	sql           *postgressql.Statements
+	qualified     bool     // the table's name carries its schema
+	resolved      sync.Map // table oid (int64) to *postgressql.Statements, where it does not
+	txOptions     pgx.TxOptions
+	beginSQL      string
+	serializable  atomic.Bool // attempts run serializable, by TxOptions or by the database's default
+	takeOverAfter time.Duration
+	staleClaim    time.Duration
+	maxIdle       time.Duration
+}
+
+var _ Store[pgx.Tx] = (*PostgresStore)(nil)
+
+// NewPostgresStore returns a store on db, which stays the caller's to close. It does not touch the database. It returns an
+// error if an option is out of bounds.
+func NewPostgresStore(db PostgresDB, o *PostgresOptions) (*PostgresStore, error) {
+	if pool, ok := db.(*pgxpool.Pool); db == nil || ok && pool == nil {
+		return nil, errors.New("holdsend: NewPostgresStore needs a pool")
+	}
+	if o == nil {
+		o = &PostgresOptions{}
+	}
+	for name, value := range map[string]string{"Schema": o.Schema, "Table": o.Table} {
+		// Postgres would cut a longer name, silently.
+		if len(value) > 63 || !utf8.ValidString(value) || strings.IndexByte(value, 0) >= 0 {
+			return nil, fmt.Errorf("holdsend: PostgresOptions.%s must be at most 63 bytes of UTF-8 without a NUL", name)
+		}
+	}
+	for name, value := range map[string]time.Duration{"TakeOverAfter": o.TakeOverAfter, "StaleClaim": o.StaleClaim, "MaxIdle": o.MaxIdle} {
+		if value < 0 {
+			return nil, fmt.Errorf("holdsend: PostgresOptions.%s is negative: use 0 for the default", name)
+		}
+	}
+	if o.MaxIdle > 0 && o.MaxIdle < time.Millisecond {
+		return nil, errors.New("holdsend: PostgresOptions.MaxIdle is under 1 ms, the database's unit")
+	}
+	beginSQL, err := beginStatement(o.TxOptions)
+	if err != nil {
+		return nil, err
+	}
+	s := &PostgresStore{
+		db:            db,
+		sql:           postgressql.For(tableIdentifier(o)),
+		qualified:     o.Schema != "",
+		txOptions:     o.TxOptions,
+		beginSQL:      beginSQL,
+		takeOverAfter: orDefault(o.TakeOverAfter, defaultTakeOverAfter),
+		staleClaim:    orDefault(o.StaleClaim, defaultStaleClaim),
+		maxIdle:       min(orDefault(o.MaxIdle, defaultMaxIdle), 24*24*time.Hour), // the setting is an int32 of milliseconds
+	}
+	s.serializable.Store(o.TxOptions.IsoLevel == pgx.Serializable)
+	return s, nil
+}
+
+func orDefault(value, byDefault time.Duration) time.Duration {
+	if value == 0 {
+		return byDefault
+	}
+	return value
+}
+
+func tableIdentifier(o *PostgresOptions) string {
+	table := o.Table
+	if table == "" {
+		table = defaultTable
+	}
+	if o.Schema == "" {
+		return pgx.Identifier{table}.Sanitize()
+	}
+	return pgx.Identifier{o.Schema, table}.Sanitize()
+}
+
+// beginStatement writes out what pgx would send for o, which it does not export.
+func beginStatement(o pgx.TxOptions) (string, error) {
+	if o.BeginQuery != "" || o.CommitQuery != "" {
+		return "", errors.New("holdsend: TxOptions.BeginQuery and CommitQuery are not supported: the store sends its own BEGIN and COMMIT")
+	}
+	sql := "begin"
+	switch o.IsoLevel {
+	case "":
+	case pgx.Serializable, pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted:
+		sql += " isolation level " + string(o.IsoLevel)
+	default:
+		return "", errors.New("holdsend: TxOptions.IsoLevel is not one of pgx's levels")
+	}
+	switch o.AccessMode {
+	case "":
+	case pgx.ReadWrite:
+		sql += " read write"
+	default:
+		return "", errors.New("holdsend: TxOptions.AccessMode must be empty or read write: a create writes")
+	}
+	switch o.DeferrableMode {
+	case "":
+	case pgx.Deferrable, pgx.NotDeferrable:
+		sql += " " + string(o.DeferrableMode)
+	default:
+		return "", errors.New("holdsend: TxOptions.DeferrableMode is not one of pgx's modes")
+	}
+	return sql, nil
+}
+
+//go:embed schema.sql
+var schemaSQL string
+
+// PostgresSchema returns the SQL that creates the table: schema.sql with the table's name. Run it at every start of a
+// service: it is safe to run again, beside live traffic and many times at once, and locks no table that is complete. It
+// creates no schema. Of the options it reads Schema and Table.
+func PostgresSchema(o *PostgresOptions) string {
+	if o == nil {
+		o = &PostgresOptions{}
+	}
+	table := tableIdentifier(o)
+	quote := "$holdsend$"
+	for strings.Contains(table, quote) { // a name must not end the block that it stands in
+		quote = quote[:len(quote)-1] + "_$"
+	}
+	return strings.NewReplacer(
+		"$holdsend$", quote,
+		"'"+defaultTable+"'", postgressql.Literal(table),
+		defaultTable, table,
+	).Replace(schemaSQL)
+}
+
+// pinned is the isolation level of every statement of the library outside the attempt's transaction, whatever the
+// database's default: under repeatable read, a statement that waited for a commit fails with 40001 instead of seeing it.
+var pinned = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+
+// Begin implements [Store]. Claim, BEGIN and lock are one round trip; two under Serializable.
+func (s *PostgresStore) Begin(ctx context.Context, c Claim) (Attempt[pgx.Tx], *Record, error) {
+	if err := checkScope(c.Scope); err != nil {
+		return nil, nil, err
+	}
+	for try := 1; ; try++ {
+		conn, err := s.acquire(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		a := &postgresAttempt{store: s, sql: s.sql, conn: conn, scope: c.Scope, claimID: newClaimID()}
+		record, err := s.begin(ctx, a, c)
+		if err == nil && record == nil {
+			return a, nil, nil
+		}
+		broken := conn.Conn().IsClosed()
+		a.letGo(ctx)
+		if record != nil {
+			return nil, record, nil
+		}
+		if broken && try < beginTries && ctx.Err() == nil {
+			continue
+		}
+		// The claim was committed before the error, or may have been. Create did not run: give the key back.
+		if a.row != "" || broken {
+			freeCtx, cancel := detached(ctx)
+			_ = s.free(freeCtx, a)
+			cancel()
+		}
+		return nil, nil, explain(err)
+	}
+}
+
+// begin claims c.Scope for a and opens its transaction, or returns the record that stands there.
+func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) (*Record, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		claimSQL, args := a.sql.Claim, []any{
+			c.Scope.Owner, c.Scope.Operation, c.Scope.Key, s.takeOverAfter.Microseconds(), a.claimID, c.Fingerprint,
+		}
+		if c.Replace != nil {
+			claimSQL, args = a.sql.Replace, append(args, c.Replace.ClaimID, string(c.Replace.State))
+		}
+		apart := s.serializable.Load()
+
+		b := &pgx.Batch{}
+		b.BeginTx(pinned)
+		b.Queue(claimSQL, args...)
+		b.Queue("commit") // nobody sees the claim before this
+		if !apart {
+			b.Queue(s.beginSQL)
+			b.Queue(a.sql.LockByScope, c.Scope.Owner, c.Scope.Operation, c.Scope.Key, a.claimID, s.maxIdle.Milliseconds())
+		}
+		results := a.conn.SendBatch(ctx, b)
+		a.tx = results.Tx()
+		_, err := results.Exec() // begin
+		var record *Record
+		if err == nil {
+			a.row, record, err = scanStanding(results.QueryRow(), c.Scope)
+		}
+		raced := errors.Is(err, pgx.ErrNoRows)
+		if err == nil || raced {
+			_, err = results.Exec() // commit
+		}
+		locked := err
+		if !apart && err == nil {
+			if _, locked = results.Exec(); locked == nil { // begin
+				locked = a.scanLock(results.QueryRow())
+			}
+		}
+		if closeErr := results.Close(); err == nil && closeErr != nil && locked == nil {
+			locked = closeErr
+		}
+		// a.tx is a transaction that is open on the server or, on any path but winning, must not stay so.
+		if err != nil {
+			return nil, undo(ctx, a.conn, err)
+		}
+		if raced || record != nil {
+			if !apart {
+				if err := undo(ctx, a.conn, nil); err != nil {
+					return nil, err
+				}
+			}
+			if record != nil {
+				return record, nil
+			}
+			// Neither won nor lost: another claim came in between, or what was to be replaced is gone.
+			c.Replace = nil
+			continue
+		}
+
+		if !apart && locked == nil && a.serializable {
+			// Serializable by the database's default, and the lock has just read the table by its index. Start the
+			// transaction again, and from now on lock apart.
+			s.serializable.Store(true)
+			apart = true
+			if err := undo(ctx, a.conn, nil); err != nil {
+				return nil, err
+			}
+		}
+		if apart {
+			locked = s.lockApart(ctx, a)
+		}
+		switch {
+		case locked == nil:
+			if err := s.qualify(ctx, a); err != nil {
+				return nil, undo(ctx, a.conn, err)
+			}
+			a.tx = &postgresTx{tx: a.tx, use: &a.use}
+			return nil, nil
+		case errors.Is(locked, pgx.ErrNoRows) || sqlState(locked) == "40001":
+			// The claim was lost between its commit and its lock: forgotten, purged or taken over. Create has not run,
+			// so this is no error: start over, with a claim that nobody has seen.
+			if err := undo(ctx, a.conn, nil); err != nil {
+				return nil, err
+			}
+			c.Replace, a.claimID, a.row = nil, newClaimID(), ""
+		default:
+			return nil, undo(ctx, a.conn, locked)
+		}
+	}
+}
+
+// lockApart begins the attempt's transaction and locks the claim by its row.
+func (s *PostgresStore) lockApart(ctx context.Context, a *postgresAttempt) error {
+	b := &pgx.Batch{}
+	b.BeginTx(s.txOptions)
+	b.Queue(a.sql.LockByRow, a.row, a.claimID, s.maxIdle.Milliseconds())
+	results := a.conn.SendBatch(ctx, b)
+	a.tx = results.Tx()
+	_, err := results.Exec()
+	if err == nil {
+		err = a.scanLock(results.QueryRow())
+	}
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// qualify gives a the statements that name the table with its schema, so that a search_path which create sets changes
+// nothing. The name is looked up once for each table.
+func (s *PostgresStore) qualify(ctx context.Context, a *postgresAttempt) error {
+	if s.qualified {
+		return nil
+	}
+	if sql, ok := s.resolved.Load(a.table); ok {
+		a.sql = sql.(*postgressql.Statements)
+		return nil
+	}
+	var name string
+	err := a.conn.QueryRow(ctx, `SELECT format('%I.%I', nspname, relname) FROM pg_catalog.pg_class c
+		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::bigint::oid`, a.table).Scan(&name)
+	if err != nil {
+		return err
+	}
+	a.sql = postgressql.For(name)
+	s.resolved.Store(a.table, a.sql)
+	return nil
+}
+
+// undo rolls back the transaction that conn may be in, so that it can be used again, and returns err. Without err, a
+// rollback that fails is the error.
+func undo(ctx context.Context, conn *pgxpool.Conn, err error) error {
+	if conn.Conn().IsClosed() || conn.Conn().PgConn().TxStatus() == 'I' {
+		return err
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	if _, rollbackErr := conn.Exec(ctx, "rollback"); rollbackErr != nil && err == nil {
+		return rollbackErr
+	}
+	return err
+}
+
+// InTx implements [Store].
+func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	a := &postgresAttempt{store: s, conn: conn}
+	defer func() { // on every path, a panic of fn's among them
+		_ = a.use.close(a.interrupt)
+		_ = undo(ctx, a.conn, nil)
+		a.letGo(ctx)
+	}()
+	tx, err := conn.BeginTx(ctx, s.txOptions)
+	if err != nil {
+		return explain(err)
+	}
+	if err := fn(ctx, &postgresTx{tx: tx, use: &a.use}); err != nil {
+		return err
+	}
+
+	if err := a.closeTx(); err != nil {
+		return err
+	}
+	if conn.Conn().PgConn().TxStatus() == 'I' {
+		return ErrTxEnded
+	}
+	commitCtx, cancel := detached(ctx)
+	defer cancel()
+	tag, err := conn.Exec(commitCtx, "commit")
+	switch {
+	case err == nil && tag.String() == "COMMIT":
+		return nil
+	case err == nil:
+		return errTxFailed
+	case commitLost(err):
+		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+	}
+	return err
+}
+
+// Find implements [Store].
+func (s *PostgresStore) Find(ctx context.Context, scope Scope) (*Record, error) {
+	if err := checkScope(scope); err != nil {
+		return nil, err
+	}
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Release()
+	var record *Record
+	err = s.query(ctx, conn, func(row pgx.Row) (err error) {
+		record, err = scanRecord(row, scope)
+		return err
+	}, s.sql.Find, scope.Owner, scope.Operation, scope.Key, s.takeOverAfter.Microseconds())
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, explain(err)
+	}
+	return record, nil
+}
+
+// TombstoneResource implements [Store]. tx is any transaction on the database, such as one of the caller's own pool.
+func (s *PostgresStore) TombstoneResource(ctx context.Context, tx pgx.Tx, r Resource) (int64, error) {
+	if err := checkResource(r); err != nil {
+		return 0, err
+	}
+	tag, err := tx.Exec(ctx, s.sql.Tombstone, r.Owner, r.Operation, r.Ref)
+	if err != nil {
+		return 0, explain(err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+// ForgetOwner implements [Store]. It deletes in batches of 1,000, each a transaction, then what is held by living attempts
+// one by one.
+func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (int64, error) {
+	if err := bounds.Required("owner", owner); err != nil {
+		return 0, err
+	}
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Release()
+
+	var called time.Time // by the database's clock: a record younger than this is not ours to forget
+	if err := s.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&called) }, s.sql.Now); err != nil {
+		return 0, explain(err)
+	}
+	var forgotten int64
+	var operation, key string
+	for {
+		var count int64
+		err := s.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&operation, &key, &count) },
+			s.sql.ForgetBatch, owner, called, operation, key)
+		if errors.Is(err, pgx.ErrNoRows) {
+			break
+		}
+		if err != nil {
+			return forgotten, explain(err)
+		}
+		forgotten += count
+	}
+	operation, key = "", ""
+	for {
+		err := s.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&operation, &key) },
+			s.sql.ForgetNext, owner, called, operation, key)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return forgotten, nil
+		}
+		if err != nil {
+			return forgotten, explain(err)
+		}
+		count, err := s.forgetOne(ctx, conn, owner, called, operation, key)
+		if err != nil {
+			return forgotten, explain(err)
+		}
+		forgotten += count
+	}
+}
+
+// PurgeExpired implements [Store]. It deletes in batches of 1,000, each a transaction.
+func (s *PostgresStore) PurgeExpired(ctx context.Context) (Purged, error) {
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return Purged{}, err
+	}
+	defer conn.Release()
+
+	var purged Purged
+	for _, step := range []struct {
+		count *int64
+		sql   string
+		args  []any
+	}{
+		{&purged.Records, s.sql.PurgeRecords, nil},
+		{&purged.Claims, s.sql.PurgeClaims, []any{s.staleClaim.Microseconds()}},
+	} {
+		for from := new(time.Time); from != nil; { // the last batch ends at none
+			var count int64
+			args := append([]any{*from}, step.args...)
+			err := s.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&count, &from) }, step.sql, args...)
+			if err != nil {
+				return purged, explain(err)
+			}
+			*step.count += count
+		}
+	}
+	return purged, nil
+}
+
+// query runs one statement that returns a row, in a transaction of its own at the pinned level, in one round trip.
+func (s *PostgresStore) query(ctx context.Context, conn *pgxpool.Conn, scan func(pgx.Row) error, sql string, args ...any) error {
+	b := &pgx.Batch{}
+	b.BeginTx(pinned)
+	b.Queue(sql, args...)
+	b.Queue("commit")
+	results := conn.SendBatch(ctx, b)
+	_, err := results.Exec()
+	if err == nil {
+		err = scan(results.QueryRow())
+	}
+	if err == nil || errors.Is(err, pgx.ErrNoRows) {
+		if _, commitErr := results.Exec(); commitErr != nil {
+			err = commitErr
+		}
+	}
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	return undo(ctx, conn, err)
+}
+
+// forgetOne deletes one record, waiting for its attempt. COMMIT goes apart: if it travelled with the DELETE, a call that
+// ended with its context would leave both on their way, to delete the record whenever the attempt ends.
+func (s *PostgresStore) forgetOne(ctx context.Context, conn *pgxpool.Conn, args ...any) (int64, error) {
+	tx, err := conn.BeginTx(ctx, pinned)
+	if err != nil {
+		return 0, err
+	}
+	tag, err := tx.Exec(ctx, s.sql.ForgetOne, args...)
+	if err == nil {
+		err = tx.Commit(ctx)
+	}
+	return tag.RowsAffected(), undo(ctx, conn, err)
+}
+
+// free gives a's key back, in a transaction of its own, and waits for a backend of a's that is still there. If create
+// committed a's transaction itself, the claim is kept for good and the error is ErrTxEnded.
+func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt) error {
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	return s.freeOn(ctx, conn, a)
+}
+
+func (s *PostgresStore) freeOn(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt) error {
+	var xid *string // NULL: create did not run
+	if a.xid != "" {
+		xid = &a.xid
+	}
+	b := &pgx.Batch{}
+	b.BeginTx(pinned)
+	b.Queue(a.sql.LockClaim, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
+	b.Queue(a.sql.Free, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid)
+	b.Queue("commit")
+	results := conn.SendBatch(ctx, b)
+	var freed, kept bool
+	_, err := results.Exec()
+	if err == nil {
+		_, err = results.Exec()
+	}
+	if err == nil {
+		err = results.QueryRow().Scan(&freed, &kept)
+	}
+	if err == nil {
+		_, err = results.Exec()
+	}
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	if err := undo(ctx, conn, err); err != nil {
+		return fmt.Errorf("holdsend: free the key of a failed attempt (a retry takes it over when the attempt's connection has ended): %w", err)
+	}
+	switch {
+	case kept:
+		return fmt.Errorf("holdsend: create committed its transaction and then gave no 2xx to store, so its key stays claimed until ForgetOwner: %w", ErrTxEnded)
+	case !freed:
+		return errors.New("holdsend: the database cannot tell how the attempt's transaction ended, so its key was not freed")
+	}
+	return nil
+}
+
+// acquire takes a connection from the pool.
+func (s *PostgresStore) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	conn, err := s.db.Acquire(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("holdsend: get a connection: %w", err)
+	}
+	return conn, nil
+}
+
+// explain adds the fix to errors that a wrong set-up gives. The text shows no value: a PgError prints its message alone.
+func explain(err error) error {
+	switch sqlState(err) {
+	case "42P01", "3F000":
+		return fmt.Errorf("holdsend: the records table was not found: run PostgresSchema, or set PostgresOptions.Schema and Table: %w", err)
+	case "42703":
+		return fmt.Errorf("holdsend: the records table lacks a column: run PostgresSchema of this version: %w", err)
+	case "42501":
+		return fmt.Errorf("holdsend: the database role needs SELECT, INSERT, UPDATE and DELETE on the records table: %w", err)
+	case "25006":
+		return fmt.Errorf("holdsend: the database is read-only: connect to a primary: %w", err)
+	}
+	return err
+}
+
+func sqlState(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// commitLost reports whether err, from a round trip that carried COMMIT, leaves open what became of it. Only an ERROR from
+// the server proves a rollback (and not of class 08, which a pooler makes up, nor 40003, which means just that), or an
+// error from before anything was sent.
+func commitLost(err error) bool {
+	if pgconn.SafeToRetry(err) {
+		return false
+	}
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return true
+	}
+	return pgErr.SeverityUnlocalized != "ERROR" || strings.HasPrefix(pgErr.Code, "08") || pgErr.Code == "40003"
+}
+
+// newClaimID returns a random UUID (version 4).
+func newClaimID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails: it ends the program if the system has no randomness
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// scanStanding reads what Claim and Replace return: the row's ctid for a win, else the record that stands there.
+func scanStanding(row pgx.Row, scope Scope) (ctid string, _ *Record, _ error) {
+	var won *string
+	record, err := scanRecord(prefixedRow{row, &won}, scope)
+	if err != nil || won == nil {
+		return "", record, err
+	}
+	return *won, nil, nil
+}
+
+// prefixedRow scans a first column apart.
+type prefixedRow struct {
+	row   pgx.Row
+	first **string
+}
+
+func (r prefixedRow) Scan(columns ...any) error {
+	return r.row.Scan(append([]any{r.first}, columns...)...)
+}
+
+// scanRecord reads the columns of a record. All are NULL in the row of a claim that won.
+func scanRecord(row pgx.Row, scope Scope) (*Record, error) {
+	var state, fingerprint, claimID, header, ref *string
+	var claimedAt *time.Time
+	var status *int16
+	var expired, abandoned *bool
+	r := &Record{Scope: scope}
+	err := row.Scan(&state, &fingerprint, &claimID, &claimedAt, &r.CompletedAt, &r.ExpiresAt,
+		&status, &header, &r.Response.Body, &ref, &expired, &abandoned)
+	if err != nil || state == nil {
+		return nil, err
+	}
+	r.State, r.Fingerprint, r.ClaimID = State(*state), *fingerprint, *claimID
+	r.ClaimedAt, r.CompletedAt, r.ExpiresAt = claimedAt.UTC(), utc(r.CompletedAt), utc(r.ExpiresAt)
+	r.Expired, r.Abandoned = *expired, *abandoned
+	if r.State == StateCompleted {
+		if status == nil || header == nil {
+			return nil, errors.New("holdsend: a completed record has no answer stored: it needs repair by hand")
+		}
+		r.Response.Status = int(*status)
+		if r.Response.Header, err = headertext.Decode(*header); err != nil {
+			return nil, err
+		}
+		if ref != nil {
+			r.Response.ResourceRef = *ref
+		}
+	}
+	return r, nil
+}
+
+func utc(t *time.Time) *time.Time {
+	if t == nil {
+		return nil
+	}
+	u := t.UTC()
+	return &u
+}

@@ -1,0 +1,257 @@
+package holdsend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdsend/holdsend-go/internal/headertext"
+	"github.com/holdsend/holdsend-go/internal/postgressql"
+)
+
+var (
+	errTxFailed = errors.New("holdsend: a statement of create failed and its error was ignored, so nothing was stored: return the error, or run what may fail in a transaction nested by tx.Begin")
+	errRowsOpen = errors.New("holdsend: create returned with rows still open, so nothing was stored: read them to the end or close them")
+)
+
+// postgresAttempt holds a connection with an open transaction, which holds the lock on the claim's row.
+type postgresAttempt struct {
+	store   *PostgresStore
+	sql     *postgressql.Statements // with the table's schema, once locked
+	conn    *pgxpool.Conn           // nil once let go
+	tx      pgx.Tx
+	use     txUse
+	scope   Scope
+	claimID string
+
+	// What the lock returned.
+	row          string // the ctid of the claim
+	xid          string // the transaction
+	table        int64  // the table's oid
+	serializable bool
+
+	ended   bool // by Complete or Abort
+	settled bool // nothing is left for Abort to do
+	warning error
+}
+
+var _ Warner = (*postgresAttempt)(nil)
+
+func (a *postgresAttempt) scanLock(row pgx.Row) error {
+	var idle string
+	return row.Scan(&a.row, &a.xid, &a.table, &a.serializable, &idle)
+}
+
+// Tx implements [Attempt].
+func (a *postgresAttempt) Tx() pgx.Tx { return a.tx }
+
+// Warning implements [Warner].
+func (a *postgresAttempt) Warning() error { return a.warning }
+
+// Complete implements [Attempt]. The guarded update and COMMIT are one round trip.
+func (a *postgresAttempt) Complete(ctx context.Context, c Completion) error {
+	if a.ended {
+		return errAttemptEnded
+	}
+	a.ended = true
+	if err := a.closeTx(); err != nil {
+		return err
+	}
+	answer, err := completionArguments(c)
+	if err != nil {
+		return err
+	}
+	if a.conn.Conn().PgConn().TxStatus() == 'I' {
+		return a.settle(ctx, answer)
+	}
+
+	b := &pgx.Batch{}
+	b.Queue(a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...)
+	b.Queue("commit")
+	results := a.conn.SendBatch(ctx, b)
+	var one int
+	err = results.QueryRow().Scan(&one)
+	var tag pgconn.CommandTag
+	if err == nil {
+		tag, err = results.Exec()
+	}
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	switch {
+	case err == nil && tag.String() == "COMMIT":
+		a.finish(ctx)
+		return nil
+	case err == nil:
+		return errTxFailed
+	case guardFailed(err, postgressql.GuardLost):
+		a.finish(ctx)
+		return ErrClaimLost
+	case guardFailed(err, postgressql.GuardEnded):
+		if err := undo(ctx, a.conn, nil); err != nil {
+			return err
+		}
+		return a.settle(ctx, answer)
+	case commitLost(err):
+		return a.findOut(ctx, err)
+	}
+	return err
+}
+
+// closeTx ends create's use of the transaction, and finds what makes it unfit to commit.
+func (a *postgresAttempt) closeTx() error {
+	if err := a.use.close(a.interrupt); err != nil {
+		return err
+	}
+	conn := a.conn.Conn()
+	switch {
+	case conn.IsClosed():
+		return errors.New("holdsend: the connection of the attempt was lost before its commit, so nothing was stored")
+	case conn.PgConn().IsBusy():
+		return errRowsOpen
+	case conn.PgConn().TxStatus() == 'E':
+		return errTxFailed
+	}
+	return nil
+}
+
+// interrupt makes a call that another goroutine has under way fail, by closing the socket under it.
+func (a *postgresAttempt) interrupt() { _ = a.conn.Conn().PgConn().Conn().Close() }
+
+// completionArguments are the last five parameters of Complete and Settle.
+func completionArguments(c Completion) ([]any, error) {
+	header, err := headertext.Encode(c.Response.Header)
+	if err != nil {
+		return nil, err
+	}
+	var ttl *int64
+	if c.TTL > 0 {
+		microseconds := max(c.TTL.Microseconds(), 1)
+		ttl = &microseconds
+	}
+	var ref *string
+	if c.Response.ResourceRef != "" {
+		ref = &c.Response.ResourceRef
+	}
+	body := c.Response.Body
+	if body == nil {
+		body = []byte{}
+	}
+	return []any{ttl, int64(c.Response.Status), header, body, ref}, nil
+}
+
+func guardFailed(err error, guard string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "22P02" && strings.Contains(pgErr.Message, guard)
+}
+
+// settle handles a transaction that create ended itself. If it committed, its 2xx completes the record: a freed key would
+// double the write.
+func (a *postgresAttempt) settle(ctx context.Context, answer []any) error {
+	var how string
+	var completed bool
+	args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid}, answer...)
+	err := a.store.query(ctx, a.conn, func(row pgx.Row) error { return row.Scan(&how, &completed) }, a.sql.Settle, args...)
+	switch {
+	case err != nil && commitLost(err):
+		return a.findOut(ctx, err)
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrTxEnded, err)
+	case completed:
+		a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", ErrTxEnded)
+		a.finish(ctx)
+		return nil
+	case how == "aborted":
+		return fmt.Errorf("holdsend: create rolled its transaction back, so nothing was stored: %w", ErrTxEnded)
+	}
+	// Committed, but the claim went to another or is gone, or the database cannot tell.
+	a.finish(ctx)
+	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, ErrTxEnded)
+}
+
+// findOut returns the truth about a COMMIT whose answer was lost. It never sends it again, and while it does not know,
+// the key is kept.
+func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
+	a.letGo(ctx) // a backend that still waits for COMMIT must not make the question wait for itself
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
+	defer cancel()
+	for {
+		state, err := a.ask(ctx)
+		switch {
+		case err == nil && state != StateClaimed: // completed, or gone since, under this claim id
+			a.settled = true
+			return nil
+		case err == nil:
+			return fmt.Errorf("holdsend: the connection was lost at the commit, and nothing was stored: %w", lost)
+		case errors.Is(err, pgx.ErrNoRows) || ctx.Err() != nil:
+			a.settled = true
+			return fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
+		}
+		select { // a database that restarts answers soon
+		case <-time.After(outcomePause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (a *postgresAttempt) ask(ctx context.Context) (state State, err error) {
+	conn, err := a.store.acquire(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Release()
+	err = a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&state) },
+		a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
+	return state, err
+}
+
+// Abort implements [Attempt].
+func (a *postgresAttempt) Abort(ctx context.Context) error {
+	a.ended = true
+	if a.settled {
+		return nil
+	}
+	a.settled = true
+	_ = a.use.close(a.interrupt)
+	if a.conn != nil {
+		conn := a.conn.Conn()
+		if !conn.IsClosed() && !conn.PgConn().IsBusy() && undo(ctx, a.conn, nil) == nil {
+			err := a.store.freeOn(ctx, a.conn, a)
+			broken := conn.IsClosed()
+			a.letGo(ctx)
+			if err == nil || !broken || ctx.Err() != nil {
+				return err
+			}
+		}
+		a.letGo(ctx)
+	}
+	return a.store.free(ctx, a)
+}
+
+// finish lets the connection go after Complete, with nothing left to do for Abort.
+func (a *postgresAttempt) finish(ctx context.Context) {
+	a.settled = true
+	_ = undo(ctx, a.conn, nil) // a failed transaction must be rolled back before its connection is released
+	a.letGo(ctx)
+}
+
+// letGo returns the connection to the pool, or closes it if it is in a state that nobody else should get it in.
+func (a *postgresAttempt) letGo(ctx context.Context) {
+	if a.conn == nil {
+		return
+	}
+	conn := a.conn.Conn()
+	if conn.PgConn().IsBusy() || conn.PgConn().TxStatus() != 'I' {
+		closeCtx, cancel := detached(ctx)
+		_ = conn.Close(closeCtx)
+		cancel()
+	}
+	a.conn.Release()
+	a.conn = nil
+}
