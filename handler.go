@@ -1,0 +1,315 @@
+package holdsend
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/holdsend/holdsend-go/internal/bounds"
+)
+
+const (
+	defaultMaxBodyBytes     = 1 << 20
+	defaultMaxResponseBytes = 1 << 20
+
+	// firstRead is the most that is set aside for a body because of its declared length alone. A client that declares
+	// more and sends nothing gets no more of the server's memory.
+	firstRead = 64 << 10
+
+	// headerBodyOmitted says, on a replay, that the original answer had a body that was too large to keep.
+	headerBodyOmitted = "Idempotent-Body-Omitted"
+)
+
+// An OwnerFunc returns who sends the request: the authenticated person or tenant, 1 to 255 bytes, from the session or
+// the credentials and never from the body. An error or an empty owner is answered 401 with code unauthenticated, and
+// the error is shown to nobody: log it here if it matters. A longer or ill-formed owner is the service's fault, and goes
+// to MiddlewareOptions.OnError.
+type OwnerFunc func(*http.Request) (string, error)
+
+// MiddlewareOptions configures [Middleware] and [Handler]. The zero value is ready for use.
+type MiddlewareOptions struct {
+	// Operation names the create, such as "post.create": 1 to 255 bytes. The default is the method and the pattern of
+	// the route, such as "POST /notes/{id}/comments", or the method and the path where no pattern matched (over 255
+	// bytes: 414 with code uri_too_long).
+	//
+	// Records belong to their operation. With the default, a renamed route is a new operation, and a retry that arrives
+	// after the renaming creates again: set Operation where records outlive a release, and where
+	// Store.TombstoneResource needs to name it. The default sees a pattern only inside the http.ServeMux that matched
+	// it: put Middleware around the handler of a route rather than around the mux, or set Operation.
+	Operation func(*http.Request) string
+
+	// Content returns what makes two requests the same, as Request.Content describes. The default takes in the method,
+	// the path, the raw query and the body:
+	//
+	//   - application/json and +json as JSON, so that order and spacing do not matter;
+	//   - multipart/form-data part by part, in order (name, file name, media type and SHA-256), so that the boundary
+	//     does not matter;
+	//   - anything else, and every body with a Content-Encoding, by media type and SHA-256.
+	//
+	// An empty body counts as none, and parameters of a media type do not count. A request with a key whose JSON or form
+	// is malformed is refused: 400 with code content_invalid. To match the fingerprints of a server that knows only the
+	// body, return json.RawMessage(body), nil.
+	//
+	// It is called for requests with a key, after the body was read: body is all of it, must not be changed, and can be
+	// read from r once more. An error that wraps ErrNotPlainJSON is answered 400 content_invalid; any other goes to
+	// OnError.
+	Content func(r *http.Request, body []byte) (any, error)
+
+	RequireKey   bool          // refuse a request without a key; default false: it runs unprotected
+	Wait         time.Duration // how long a duplicate waits for a running attempt; default 2 s; negative: not at all
+	CompletedTTL time.Duration // how long a completed record is kept; default 0: until erased
+
+	// MaxBodyBytes is how large a body may be, in bytes, with or without a key: 413 with code body_too_large over it.
+	// Bodies are held in memory. Default 1 MiB.
+	MaxBodyBytes int64
+	// MaxResponseBytes is how large a body may be to be kept in a record, in bytes. The first caller gets a larger one
+	// whole; its record keeps status and headers alone, and a replay says so with "Idempotent-Body-Omitted: true".
+	// Default 1 MiB.
+	MaxResponseBytes int64
+
+	// OnError answers a request for which HandleIdempotent returned an error: one of create's, of the store's, of
+	// Content's, or the end of the request's context (the client has left by then, and writing is harmless). Nothing
+	// was written to w before. The default answers with ErrorAnswer and logs nothing: log here. The body of the request
+	// has been read.
+	OnError func(http.ResponseWriter, *http.Request, error)
+
+	// Observe is called once for each request that was neither refused for its owner, address or body nor failed by
+	// Content, with its outcome; default nil. It must not block.
+	Observe func(context.Context, Event)
+}
+
+// Handler returns an http.Handler that runs create at most once for the owner, operation and key of a request, whatever
+// its method, as [HandleIdempotent] describes. Prefer it to [Middleware]: create gets the transaction as an argument and
+// returns its response as a value.
+//
+// The request that create gets has its whole body, readable from the start, and the context that create must work on; it
+// ends when the client leaves. A nil o is the zero MiddlewareOptions. Handler panics if store, owner or create is nil,
+// or a limit in o is negative: a service that is put together wrongly should not start.
+//
+// Besides the refusals of HandleIdempotent it answers 401 unauthenticated, 414 uri_too_long, 413 body_too_large and 400
+// body_unreadable, each as a problem (RFC 9457) with a top-level code.
+func Handler[Tx any](store Store[Tx], owner OwnerFunc, create func(r *http.Request, tx Tx, in Incoming) (Response, error), o *MiddlewareOptions) http.Handler {
+	l := newLayer("Handler", store, owner, o)
+	if create == nil {
+		panic("holdsend: Handler needs a create function")
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		l.serve(w, r, func(ctx context.Context, body []byte, tx Tx, in Incoming) (Response, error) {
+			return create(requestWithBody(ctx, r, body), tx, in)
+		})
+	})
+}
+
+// Middleware returns middleware that protects handlers which write to an http.ResponseWriter, as [Handler] does for a
+// create. GET, HEAD, OPTIONS and TRACE pass through untouched. For any other method the wrapped handler writes in the
+// transaction that [TxFromContext] returns, and its answer is held back until that has committed.
+//
+// The ResponseWriter that it gets cannot flush, hijack or be unwrapped, starts with an empty header, and sends neither
+// informational (1xx) responses nor trailers: nothing reaches the client before the commit. No status written is 200. A
+// handler that writes nothing because its request was cancelled stores nothing; one that has begun an answer it cannot
+// finish must panic with http.ErrAbortHandler, or half an answer is stored. Panics go on up, rolled back.
+//
+// Put it around the handler of a route, inside the http.ServeMux and inside what reads sessions, but outside of
+// anything that reads the body. A nil o is the zero MiddlewareOptions. Middleware panics if store or owner is nil or a
+// limit in o is negative, and what it returns panics if the handler is nil.
+func Middleware[Tx any](store Store[Tx], owner OwnerFunc, o *MiddlewareOptions) func(http.Handler) http.Handler {
+	l := newLayer("Middleware", store, owner, o)
+	return func(next http.Handler) http.Handler {
+		if next == nil {
+			panic("holdsend: Middleware needs a handler to wrap")
+		}
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.Method {
+			case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+				next.ServeHTTP(w, r)
+				return
+			}
+			l.serve(w, r, func(ctx context.Context, body []byte, tx Tx, in Incoming) (Response, error) {
+				ctx, state := withAttempt(ctx, tx, in)
+				held := heldAnswer{header: http.Header{}}
+				next.ServeHTTP(&held, requestWithBody(ctx, r, body))
+				if err := ctx.Err(); err != nil && !held.wrote {
+					return Response{}, err
+				}
+				response := held.response()
+				response.ResourceRef = state.resourceRef
+				return response, nil
+			})
+		})
+	}
+}
+
+// A layer is what Handler and Middleware share: everything around create.
+type layer[Tx any] struct {
+	store   Store[Tx]
+	owner   OwnerFunc
+	options MiddlewareOptions // with its defaults filled in, but for Operation and Content
+}
+
+func newLayer[Tx any](name string, store Store[Tx], owner OwnerFunc, o *MiddlewareOptions) *layer[Tx] {
+	l := &layer[Tx]{store: store, owner: owner}
+	if o != nil {
+		l.options = *o
+	}
+	switch {
+	case store == nil:
+		panic("holdsend: " + name + " needs a store")
+	case owner == nil:
+		panic("holdsend: " + name + " needs an owner function: without one, a caller could be replayed another's answer")
+	case l.options.MaxBodyBytes < 0, l.options.MaxResponseBytes < 0, l.options.CompletedTTL < 0:
+		panic("holdsend: " + name + " cannot use a negative MaxBodyBytes, MaxResponseBytes or CompletedTTL: 0 is the default")
+	}
+	if l.options.MaxBodyBytes == 0 {
+		l.options.MaxBodyBytes = defaultMaxBodyBytes
+	}
+	if l.options.MaxResponseBytes == 0 {
+		l.options.MaxResponseBytes = defaultMaxResponseBytes
+	}
+	if l.options.OnError == nil {
+		l.options.OnError = func(w http.ResponseWriter, r *http.Request, err error) { ErrorAnswer(err).ServeHTTP(w, r) }
+	}
+	return l
+}
+
+// A bodyCreate is create, told the body that was read.
+type bodyCreate[Tx any] func(ctx context.Context, body []byte, tx Tx, in Incoming) (Response, error)
+
+// serve answers one request. The owner is asked first: for a caller that nobody knows, nothing is read or looked up.
+func (l *layer[Tx]) serve(w http.ResponseWriter, r *http.Request, create bodyCreate[Tx]) {
+	owner, err := l.owner(r)
+	if err != nil || owner == "" {
+		problem(http.StatusUnauthorized, "unauthenticated", "The request must say who sends it, with credentials that are valid.").ServeHTTP(w, r)
+		return
+	}
+	var operation string
+	if l.options.Operation != nil {
+		operation = l.options.Operation(r)
+	} else if operation = defaultOperation(r); len(operation) > bounds.MaxBytes {
+		problem(http.StatusRequestURITooLong, "uri_too_long", "The method and the path of the request are too long.").ServeHTTP(w, r)
+		return
+	}
+	body, err := readBody(w, r, l.options.MaxBodyBytes)
+	if err != nil {
+		l.refuseBody(w, r, err)
+		return
+	}
+	answer, err := l.handle(r, owner, operation, body, create)
+	if err != nil {
+		l.options.OnError(w, r, err)
+		return
+	}
+	answer.ServeHTTP(w, r)
+}
+
+// handle hands the request to HandleIdempotent, and keeps a large body out of the record but not from the first caller.
+func (l *layer[Tx]) handle(r *http.Request, owner, operation string, body []byte, create bodyCreate[Tx]) (Answer, error) {
+	content, err := l.content(r, body)
+	if err != nil {
+		return Answer{}, err
+	}
+	var whole Response // the response whose body is not kept
+	answer, err := HandleIdempotent(r.Context(), l.store, Request{
+		Owner: owner, Operation: operation, Header: r.Header, Content: content,
+		RequireKey: l.options.RequireKey, Wait: l.options.Wait, CompletedTTL: l.options.CompletedTTL,
+		Observe: l.options.Observe,
+	}, func(ctx context.Context, tx Tx, in Incoming) (Response, error) {
+		response, err := create(ctx, body, tx, in)
+		if err != nil || int64(len(response.Body)) <= l.options.MaxResponseBytes {
+			return response, err
+		}
+		whole = response
+		response.Body = nil
+		response.Header = http.Header{headerBodyOmitted: {"true"}}
+		for name, values := range whole.Header {
+			response.Header[name] = values
+		}
+		return response, nil
+	})
+	if whole.Body != nil && err == nil { // create ran in this call: its own answer goes out, not the record's
+		answer.Header, answer.Body = whole.Header, whole.Body
+	}
+	return answer, err
+}
+
+// content returns what makes this request the same as another.
+func (l *layer[Tx]) content(r *http.Request, body []byte) (any, error) {
+	if key, ok := parseKey(r.Header); !ok || key == "" {
+		return json.RawMessage("null"), nil // no record is compared with it
+	}
+	var content any
+	var err error
+	if l.options.Content != nil {
+		content, err = l.options.Content(requestWithBody(r.Context(), r, body), body)
+	} else {
+		content, err = defaultContent(r, body)
+	}
+	if errors.Is(err, ErrNotPlainJSON) {
+		return json.RawMessage(""), nil // not plain JSON either: HandleIdempotent refuses it, and Observe is told
+	}
+	return content, err
+}
+
+// errBodyTaken is the service's fault: it would make all requests the same.
+var errBodyTaken = errors.New("holdsend: the body of the request was read before it got here: put what reads it inside Handler or Middleware, not around it")
+
+// refuseBody answers a request whose body readBody did not get.
+func (l *layer[Tx]) refuseBody(w http.ResponseWriter, r *http.Request, err error) {
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.Is(err, errBodyTaken):
+		l.options.OnError(w, r, err)
+	case errors.As(err, &tooLarge):
+		problem(http.StatusRequestEntityTooLarge, "body_too_large", "The body of the request is too large.").ServeHTTP(w, r)
+	default: // cut short, too slow, or not the chunks it says it is
+		problem(http.StatusBadRequest, "body_unreadable", "The body of the request could not be read to its end.").ServeHTTP(w, r)
+	}
+}
+
+// readBody reads the whole body, of limit bytes at most. A body that says it is larger is not read at all.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, nil
+	}
+	if r.ContentLength > limit {
+		return nil, &http.MaxBytesError{Limit: limit}
+	}
+	size := int64(512) // as io.ReadAll starts, for a body of unknown length
+	if r.ContentLength >= 0 {
+		size = min(r.ContentLength, firstRead) + 1 // one more than there is, to see the end without growing
+	}
+	reader := http.MaxBytesReader(w, r.Body, limit)
+	body := make([]byte, 0, size)
+	for {
+		n, err := reader.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(body) == cap(body) {
+			body = append(body, 0)[:len(body)]
+		}
+	}
+	if len(body) == 0 && r.ContentLength > 0 {
+		return nil, errBodyTaken // a client that sends less than it declared is an error above
+	}
+	return body[:len(body):len(body)], nil
+}
+
+// requestWithBody returns a copy of r on ctx, whose body is body from the start.
+func requestWithBody(ctx context.Context, r *http.Request, body []byte) *http.Request {
+	r = r.WithContext(ctx)
+	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
+	r.Body = http.NoBody
+	if len(body) > 0 {
+		reader := &bodyReader{}
+		reader.Reset(body)
+		r.Body = reader
+	}
+	return r
+}
