@@ -63,6 +63,29 @@ func TestPostgresKeepsTheContractUnderEveryIsolationLevel(t *testing.T) {
 	}
 }
 
+// Through PgBouncer in transaction mode, in the query modes in which no prepared statement has to outlive a transaction
+// (PgBouncer 1.21 and its max_prepared_statements lift that). One PgBouncer serves all cases, so each names its schema.
+func TestPostgresKeepsTheContractThroughPgBouncer(t *testing.T) {
+	t.Parallel()
+	pooledURL := pgtest.PgBouncer(t, pgtest.URL(t), map[string]string{"default_pool_size": "100", "max_client_conn": "1000"})
+	for _, mode := range []string{"exec", "simple_protocol", "cache_describe"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] {
+				url := pgtest.URL(t)
+				o := &holdsend.PostgresOptions{Schema: schemaOf(t, url)}
+				return postgresHarness(t, url, pgtest.With(t, pooledURL, "default_query_exec_mode", mode), o)
+			})
+		})
+	}
+}
+
+func schemaOf(t *testing.T, url string) string {
+	config, err := pgx.ParseConfig(url)
+	require.NoError(t, err)
+	return config.RuntimeParams["search_path"]
+}
+
 // postgresHarness makes the tables through url and the store on a pool of its own through storeURL.
 func postgresHarness(t *testing.T, url, storeURL string, o *holdsend.PostgresOptions) contracttest.Harness[pgx.Tx] {
 	if o == nil {
@@ -72,6 +95,7 @@ func postgresHarness(t *testing.T, url, storeURL string, o *holdsend.PostgresOpt
 	aside := pgtest.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 3 })
 	pgtest.Exec(t, aside, holdsend.PostgresSchema(o))
 	// A commit that has begun waits in the trigger, for whoever holds the lock named in the row.
+	schema := pgx.Identifier{schemaOf(t, url)}.Sanitize()
 	pgtest.Exec(t, aside, `
 		CREATE TABLE writes (name text NOT NULL);
 		CREATE TABLE holds (lock bigint NOT NULL);
@@ -86,7 +110,7 @@ func postgresHarness(t *testing.T, url, storeURL string, o *holdsend.PostgresOpt
 		Store:      store,
 		StaleClaim: o.StaleClaim,
 		Write: func(ctx context.Context, tx pgx.Tx, name string) error {
-			_, err := tx.Exec(ctx, "INSERT INTO writes VALUES ($1)", name)
+			_, err := tx.Exec(ctx, "INSERT INTO "+schema+".writes VALUES ($1)", name)
 			return err
 		},
 		Count: func(ctx context.Context, name string) (n int, err error) {
@@ -94,7 +118,7 @@ func postgresHarness(t *testing.T, url, storeURL string, o *holdsend.PostgresOpt
 			return n, err
 		},
 		Crash:      func(ctx context.Context, a holdsend.Attempt[pgx.Tx]) error { return crash(ctx, aside, a) },
-		HoldCommit: func(ctx context.Context, tx pgx.Tx) (func(), error) { return holdCommit(ctx, t, url, tx) },
+		HoldCommit: func(ctx context.Context, tx pgx.Tx) (func(), error) { return holdCommit(ctx, t, url, schema, tx) },
 	}
 }
 
@@ -123,7 +147,7 @@ func crash(ctx context.Context, aside *pgxpool.Pool, a holdsend.Attempt[pgx.Tx])
 
 var lockNumber atomic.Int64 // advisory locks are the whole database's: no two tests may share one
 
-func holdCommit(ctx context.Context, t *testing.T, url string, tx pgx.Tx) (func(), error) {
+func holdCommit(ctx context.Context, t *testing.T, url, schema string, tx pgx.Tx) (func(), error) {
 	lock := lockNumber.Add(1)
 	holder, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -134,6 +158,6 @@ func holdCommit(ctx context.Context, t *testing.T, url string, tx pgx.Tx) (func(
 	if _, err := holder.Exec(ctx, "SELECT pg_advisory_lock($1)", lock); err != nil {
 		return nil, err
 	}
-	_, err = tx.Exec(ctx, "INSERT INTO holds VALUES ("+strconv.FormatInt(lock, 10)+")")
+	_, err = tx.Exec(ctx, "INSERT INTO "+schema+".holds VALUES ("+strconv.FormatInt(lock, 10)+")")
 	return release, err
 }

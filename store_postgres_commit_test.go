@@ -1,0 +1,276 @@
+package holdsend_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/holdsend/holdsend-go"
+	"github.com/holdsend/holdsend-go/internal/pgproxy"
+	"github.com/holdsend/holdsend-go/internal/pgtest"
+)
+
+// newProxiedBed is a bed whose store reaches Postgres through a proxy.
+func newProxiedBed(t *testing.T, mode string, o *holdsend.PostgresOptions) (*bed, *pgproxy.Proxy) {
+	url := pgtest.URL(t)
+	proxy := pgproxy.Start(t, url)
+	return newBedOn(t, url, pgtest.With(t, proxy.URL(), "default_query_exec_mode", mode), o, nil), proxy
+}
+
+// completions counts how often the end of an attempt was sent.
+func completions(proxy *pgproxy.Proxy) int {
+	n := 0
+	for _, batch := range proxy.Batches() {
+		if batch.Contains("state = 'completed', completed_at") && batch.EndsInCommit() {
+			n++
+		}
+	}
+	return n
+}
+
+// The answer to COMMIT is lost, in every way that a network has. The store returns the truth, and sends COMMIT once.
+func TestPostgresLostCommitAnswer(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		for name, c := range map[string]struct {
+			fault  pgproxy.Fault
+			create holdsend.CreateFunc[pgx.Tx]
+			stored bool
+		}{
+			"it had committed":                {fault: pgproxy.Fault{Do: pgproxy.LoseCommitAnswer}, stored: true},
+			"it had committed, all lost":      {fault: pgproxy.Fault{Do: pgproxy.LoseAnswers}, stored: true},
+			"it had committed, in silence":    {fault: pgproxy.Fault{Do: pgproxy.LoseCommitAnswer, Silent: true}, stored: true},
+			"it had rolled back":              {fault: pgproxy.Fault{Do: pgproxy.CutBeforeCommit}},
+			"it never arrived":                {fault: pgproxy.Fault{Do: pgproxy.CutBeforeBatch}},
+			"it had failed":                   {fault: pgproxy.Fault{Do: pgproxy.LoseCommitAnswer}, create: breakDeferredConstraint},
+			"it was still running":            {fault: pgproxy.Fault{Do: pgproxy.HoldCommit}, stored: true},
+			"it was still running, and fails": {fault: pgproxy.Fault{Do: pgproxy.HoldCommit}, create: breakDeferredConstraint},
+		} {
+			t.Run(mode+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				b, proxy := newProxiedBed(t, mode, nil)
+				pgtest.Exec(t, b.aside, "CREATE TABLE picky (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+				if c.create == nil {
+					c.create = insertNote
+				}
+				_, err := b.send("item-0000", insertNote) // statements are prepared
+				require.NoError(t, err)
+				proxy.Reset()
+
+				fault := proxy.Inject(c.fault)
+				if c.fault.Do == pgproxy.HoldCommit {
+					go func() {
+						// The question waits for the commit that is still on its way.
+						assertWaits(t, b)
+						fault.Release()
+					}()
+				}
+				answer, err := b.send(key, c.create)
+				require.True(t, fault.Happened())
+				require.Equal(t, 1, completions(proxy), "COMMIT must be sent once")
+				if c.stored {
+					require.NoError(t, err)
+					require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+					require.Equal(t, 2, b.notes())
+				} else {
+					require.Error(t, err)
+					require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+					require.Equal(t, 1, b.notes())
+					b.requireFree(key)
+				}
+				again, err := b.send(key, insertNote)
+				require.NoError(t, err)
+				require.Equal(t, c.stored, again.Outcome == holdsend.OutcomeReplayed)
+				require.Equal(t, 2, b.notes())
+			})
+		}
+	}
+}
+
+func breakDeferredConstraint(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+	if _, err := tx.Exec(ctx, "INSERT INTO picky VALUES (1), (1)"); err != nil {
+		return holdsend.Response{}, err
+	}
+	return insertNote(ctx, tx, in)
+}
+
+// assertWaits returns when a backend waits for a row of the records.
+func assertWaits(t *testing.T, b *bed) {
+	deadline := time.Now().Add(time.Minute)
+	for time.Now().Before(deadline) {
+		var waits bool
+		err := b.aside.QueryRow(context.Background(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE wait_event_type = 'Lock' AND query LIKE '%FOR NO KEY UPDATE%' AND query LIKE '%holdsend_records%'
+				AND application_name = current_setting('application_name'))`).Scan(&waits)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if waits {
+			return
+		}
+	}
+	t.Error("the store did not ask what became of the commit")
+}
+
+// The database cannot be asked, or no longer knows: ErrOutcomeUnknown, and the key is kept.
+func TestPostgresOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	t.Run("the database is away", func(t *testing.T) {
+		t.Parallel()
+		for name, stored := range map[pgproxy.Action]bool{pgproxy.LoseCommitAnswer: true, pgproxy.CutBeforeCommit: false} {
+			b, proxy := newProxiedBed(t, "cache_statement", nil)
+			fault := proxy.Inject(pgproxy.Fault{Do: name, When: func(batch pgproxy.Batch) bool {
+				if batch.EndsInCommit() && batch.Contains("'completed', completed_at") {
+					go proxy.Refuse(true)
+					return true
+				}
+				return false
+			}})
+			_, err := b.send(key, insertNote)
+			require.True(t, fault.Happened())
+			require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			refusal := holdsend.ErrorAnswer(err)
+			require.Equal(t, 503, refusal.Status)
+			require.NotEmpty(t, refusal.Header.Get("Retry-After"))
+
+			proxy.Refuse(false)
+			answer, err := b.send(key, insertNote)
+			require.NoError(t, err)
+			require.Equal(t, stored, answer.Outcome == holdsend.OutcomeReplayed, "outcome %s", answer.Outcome)
+			require.Equal(t, 1, b.notes())
+		}
+	})
+	t.Run("the record is gone", func(t *testing.T) {
+		t.Parallel()
+		url := pgtest.URL(t)
+		proxy := pgproxy.Start(t, url)
+		b := newBedOn(t, url, proxy.URL(), nil, nil)
+		fault := proxy.Inject(pgproxy.Fault{Do: pgproxy.LoseCommitAnswer})
+		store, err := holdsend.NewPostgresStore(acquireFunc(func(ctx context.Context) (*pgxpool.Conn, error) {
+			if fault.Happened() { // somebody forgets the owner before the store asks
+				pgtest.Exec(t, b.aside, "DELETE FROM holdsend_records")
+			}
+			return b.pool.Acquire(ctx)
+		}), nil)
+		require.NoError(t, err)
+		_, err = holdsend.HandleIdempotent(context.Background(), store, request(key), insertNote)
+		require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+		require.Equal(t, 1, b.notes())
+	})
+	t.Run("without a key", func(t *testing.T) {
+		t.Parallel()
+		b, proxy := newProxiedBed(t, "cache_statement", nil)
+		proxy.Inject(pgproxy.Fault{Do: pgproxy.LoseCommitAnswer})
+		_, err := b.send("", insertNote)
+		require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+		require.Equal(t, 1, b.notes())
+	})
+}
+
+type acquireFunc func(context.Context) (*pgxpool.Conn, error)
+
+func (f acquireFunc) Acquire(ctx context.Context) (*pgxpool.Conn, error) { return f(ctx) }
+
+// The answer to the claim is lost: nobody holds that claim, and it is taken over before the request would give up.
+func TestPostgresLostClaimAnswer(t *testing.T) {
+	t.Parallel()
+	for _, do := range []pgproxy.Action{pgproxy.LoseAnswers, pgproxy.CutBeforeBatch} {
+		b, proxy := newProxiedBed(t, "cache_statement", &holdsend.PostgresOptions{TakeOverAfter: 100 * time.Millisecond})
+		fault := proxy.Inject(pgproxy.Fault{Do: do, When: func(batch pgproxy.Batch) bool { return batch.Contains("INSERT INTO \"holdsend_records\"") }})
+		r := request(key)
+		r.Wait = time.Minute
+		answer, err := holdsend.HandleIdempotent(context.Background(), b.store, r, insertNote)
+		require.True(t, fault.Happened())
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+		require.Equal(t, 1, b.notes())
+	}
+}
+
+// A create with one INSERT takes three round trips, as an unprotected transaction takes (BEGIN, INSERT, COMMIT); a replay
+// takes two.
+func TestPostgresRoundTrips(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			b, proxy := newProxiedBed(t, mode, nil)
+			for _, prepare := range []string{"item-0000", "item-0000"} {
+				_, err := b.send(prepare, insertNote)
+				require.NoError(t, err)
+			}
+			count := func(want holdsend.Outcome) int {
+				proxy.Reset()
+				answer, err := b.send(key, insertNote)
+				require.NoError(t, err)
+				require.Equal(t, want, answer.Outcome)
+				return proxy.RoundTrips()
+			}
+			create, replay := 3, 2
+			if mode == "describe_exec" { // pgx describes each batch and statement with parameters anew, in a round trip of its own
+				create, replay = 5, 3
+			}
+			require.Equal(t, create, count(holdsend.OutcomeCreated))
+			require.Equal(t, replay, count(holdsend.OutcomeReplayed))
+		})
+	}
+}
+
+// A create flushes the write-ahead log once, as an unprotected one does; a replay writes nothing to it.
+func TestPostgresFlushes(t *testing.T) {
+	t.Parallel()
+	cluster := pgtest.StartCluster(t, map[string]string{
+		// Nothing but the test may write or flush.
+		"autovacuum": "off", "wal_writer_delay": "10s", "checkpoint_timeout": "1h", "bgwriter_lru_maxpages": "0",
+	})
+	url := pgtest.Schema(t, cluster.URL())
+	b := newBedOn(t, url, url, nil, nil)
+	const n = 40
+	measure := func(do func(i int)) (flushes, records int) {
+		// A backend reports its statistics at the latest when it ends.
+		stat := func() (flushes, records int) {
+			b.pool.Reset()
+			b.aside.Reset()
+			conn, err := pgx.Connect(context.Background(), url)
+			require.NoError(t, err)
+			defer func() { _ = conn.Close(context.Background()) }()
+			require.Eventually(t, func() bool {
+				return pgtest.Value[int](t, conn, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'") == 1
+			}, time.Minute, time.Millisecond)
+			require.NoError(t, conn.QueryRow(context.Background(), "SELECT wal_sync, wal_records FROM pg_stat_wal").Scan(&flushes, &records))
+			return flushes, records
+		}
+		flushesBefore, recordsBefore := stat()
+		for i := range n {
+			do(i)
+		}
+		flushesAfter, recordsAfter := stat()
+		return flushesAfter - flushesBefore, recordsAfter - recordsBefore
+	}
+	handle := func(i int) {
+		_, err := b.send("item-0000"+strings.Repeat("x", i), insertNote)
+		require.NoError(t, err)
+	}
+	handle(n) // the table's first pages
+	unprotected, _ := measure(func(int) {
+		require.NoError(t, pgx.BeginFunc(context.Background(), b.pool, func(tx pgx.Tx) error {
+			_, err := insertNote(context.Background(), tx, holdsend.Incoming{})
+			return err
+		}))
+	})
+	created, _ := measure(handle)
+	t.Logf("%d creates: %d flushes, unprotected %d", n, created, unprotected)
+	require.LessOrEqual(t, created, unprotected+n/10, "a claim must not be flushed apart")
+	require.GreaterOrEqual(t, created, n, "an answer must not leave before its commit is flushed")
+	measure(handle) // the first read of a page may tidy it up, which is logged
+	replayed, records := measure(handle)
+	require.Zero(t, replayed, "a replay must flush nothing")
+	require.Zero(t, records, "a replay must write nothing")
+	require.Equal(t, 1+n+n, b.notes())
+}
