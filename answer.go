@@ -52,8 +52,8 @@ type Answer struct {
 	Body    []byte
 }
 
-// ServeHTTP writes the answer. Content-Length is that of Body, whatever Header says, and connection headers are left to
-// the server.
+// ServeHTTP writes the answer. Its headers replace those that w has, but for Vary and Set-Cookie, which are added to what
+// others (CORS, sessions) have set. Content-Length is that of Body, whatever Header says.
 func (a Answer) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	if a.Status < 200 || a.Status > 599 {
 		a = internalError()
@@ -61,10 +61,12 @@ func (a Answer) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	header := w.Header()
 	for name, values := range a.Header {
 		switch http.CanonicalHeaderKey(name) {
-		case "Content-Length", "Connection", "Transfer-Encoding", "Trailer":
-			continue
+		case "Content-Length", "Transfer-Encoding", "Trailer": // the server's own to say
+		case "Vary", "Set-Cookie":
+			header[name] = append(header[name], values...)
+		default:
+			header[name] = append([]string(nil), values...)
 		}
-		header[name] = append([]string(nil), values...)
 	}
 	if a.Status != http.StatusNoContent && a.Status != http.StatusNotModified {
 		header.Set("Content-Length", strconv.Itoa(len(a.Body)))

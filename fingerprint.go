@@ -196,7 +196,7 @@ type span struct {
 type member struct {
 	span
 	keyEnd   int  // the place after the key's closing quote
-	bytewise bool // the key is ordered by its bytes as by its UTF-16 code units
+	bytewise bool // among such keys the order of bytes is that of UTF-16 code units
 }
 
 // An object is out of order if it has reordered members; if not, it stands for what it holds.
@@ -458,7 +458,7 @@ func (c *canonicalizer) close(self, base int, inOrder bool) {
 	holdsNone := o.next == self+1
 	if !inOrder {
 		members := c.sort(c.members[base:])
-		if holdsNone && o.end-o.start <= maxSmall {
+		if o.end-o.start <= maxSmall { // so what it holds is in order by now
 			c.rewrite(*o, members)
 			inOrder = true
 		} else {
@@ -606,8 +606,8 @@ func (c *canonicalizer) string() (bytewise bool, err error) {
 				c.pos = start
 				return false, c.fail("a string has bad UTF-8")
 			}
-			const leadOfE000 = 0xEE // U+E000 and above start with this byte or a higher one
-			return !escaped && highest < leadOfE000, nil
+			const firstOfPairs = 0xF0 // what is a pair in UTF-16 starts with this byte or a higher one
+			return !escaped && highest < firstOfPairs, nil
 		case b == '\\':
 			escaped = true
 			size := c.escape(i)
@@ -725,7 +725,7 @@ func (c *canonicalizer) number() error {
 		c.pos++
 	}
 	zero := c.peek() == '0'
-	whole, fraction, exponent := c.digits(), 0, 0
+	whole, fraction, exponent := c.digits(), 0, false
 	if whole == 0 || zero && whole > 1 {
 		return c.fail("a number is expected, without leading zeros")
 	}
@@ -741,13 +741,13 @@ func (c *canonicalizer) number() error {
 		if c.peek() == '+' || c.peek() == '-' {
 			c.pos++
 		}
-		if exponent = c.digits(); exponent == 0 {
+		if exponent = c.digits() > 0; !exponent {
 			return c.fail("a digit is expected in the exponent")
 		}
 	}
 
 	// A double tells all decimals of up to 15 digits apart, so such a one is canonical if it is written the shortest way.
-	if whole+fraction <= 15 && exponent == 0 {
+	if whole+fraction <= 15 && !exponent {
 		if fraction == 0 && !(negative && zero) { // -0 is 0
 			return nil
 		}
@@ -756,7 +756,7 @@ func (c *canonicalizer) number() error {
 		}
 	}
 	number := string(c.text[start:c.pos])
-	if len(number) > 800 || exponent > 5 {
+	if len(number) > 800 {
 		number = normalizeNumber(number)
 	}
 	value, err := strconv.ParseFloat(number, 64)
@@ -773,9 +773,9 @@ func (c *canonicalizer) number() error {
 	return nil
 }
 
-// normalizeNumber moves the point of a number before its first digit that is not 0. strconv.ParseFloat needs that where
-// long digits and a long exponent make up for each other: it reads no exponent whole that has more than five digits, and
-// may count no more than 800 digits before the point.
+// normalizeNumber moves the point of a long number before its first digit that is not 0. strconv.ParseFloat needs that
+// where many digits and a large exponent make up for each other: it may count no more than 800 digits before the point,
+// and reads no exponent whole that has more than five digits.
 func normalizeNumber(number string) string {
 	const far = 1 << 40 // as good as any exponent beyond
 	number, negative := strings.CutPrefix(number, "-")

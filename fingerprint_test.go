@@ -427,7 +427,7 @@ func TestCanonicalLargeObjects(t *testing.T) {
 		}
 		return value
 	}
-	for range 300 {
+	for range 100 {
 		value := build(5)
 		text := value.disguised(nil, random)
 		got, err := holdsend.Canonical(text)
@@ -455,17 +455,25 @@ func TestCanonicalDeepNesting(t *testing.T) {
 	assert.ErrorIs(t, err, holdsend.ErrNotPlainJSON)
 }
 
-// A large string in the innermost of many objects must be moved once, not once for each: that would be ten billion bytes
-// here, and a request of one megabyte would hold a processor for seconds.
+// A large string in the innermost of many objects is moved once, not once for each of them: that would be forty billion
+// bytes here, and a small request would hold a processor for seconds.
 func TestCanonicalDeepReorderingIsLinear(t *testing.T) {
 	t.Parallel()
-	const depth, size = 9_999, 1 << 20
+	const depth, size = 9_999, 4 << 20
 	inner := `"` + strings.Repeat("x", size) + `"`
-	nested := []byte(strings.Repeat(`{"b":0,"a":`, depth) + inner + strings.Repeat("}", depth))
-	start := time.Now()
-	_, err := holdsend.Canonical(nested)
-	require.NoError(t, err)
-	assert.Less(t, time.Since(start), 2*time.Second, "it takes some 10 ms")
+	unsorted := strings.Repeat(`{"b":0,"a":`, depth) + inner + strings.Repeat("}", depth)
+	sorted := strings.Repeat(`{"a":0,"b":`, depth) + inner + strings.Repeat("}", depth)
+	fastest := func(text string) time.Duration {
+		best := time.Duration(math.MaxInt64)
+		for range 3 {
+			start := time.Now()
+			_, err := holdsend.Canonical([]byte(text))
+			best = min(best, time.Since(start))
+			require.NoError(t, err)
+		}
+		return best
+	}
+	assert.Less(t, fastest(unsorted), 15*fastest(sorted), "it takes about as long as reading it")
 }
 
 // What is in order and compact is hashed where it lies.
@@ -478,17 +486,22 @@ func TestCanonicalSortedAllocatesNothingThatGrows(t *testing.T) {
 		canonical, err := holdsend.Canonical(text)
 		require.NoError(t, err)
 		require.Equal(t, &text[1], &canonical[0], "a canonical document is its own canonical form, where it lies")
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		_, err = holdsend.Canonical(text)
-		runtime.ReadMemStats(&after)
-		require.NoError(t, err)
-		return after.Mallocs - before.Mallocs, after.TotalAlloc - before.TotalAlloc
+		allocations, allocated = math.MaxUint64, math.MaxUint64
+		for range 5 { // the least of them: another goroutine may allocate meanwhile
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err = holdsend.Canonical(text)
+			runtime.ReadMemStats(&after)
+			require.NoError(t, err)
+			allocations = min(allocations, after.Mallocs-before.Mallocs)
+			allocated = min(allocated, after.TotalAlloc-before.TotalAlloc)
+		}
+		return allocations, allocated
 	}
 	smallCount, smallBytes := cost(document(10))
-	largeCount, largeBytes := cost(document(100_000))
-	assert.LessOrEqual(t, largeCount, smallCount+10)
-	assert.LessOrEqual(t, largeBytes, smallBytes+4096)
+	largeCount, largeBytes := cost(document(20_000))
+	assert.Equal(t, smallCount, largeCount)
+	assert.Equal(t, smallBytes, largeBytes)
 }
 
 func TestFingerprintConcurrently(t *testing.T) {

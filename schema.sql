@@ -34,6 +34,9 @@ BEGIN
 			PRIMARY KEY (owner, operation, key)
 		);
 		records := to_regclass('holdsend_records');
+	ELSIF NOT EXISTS (SELECT FROM pg_class WHERE oid = records) THEN
+		-- Another service has just created it, all of it, and under repeatable read this transaction cannot see that.
+		RETURN;
 	END IF;
 
 	-- An index is looked for by its columns, and Postgres picks its name: unique and short enough for any table's.

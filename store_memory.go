@@ -49,7 +49,7 @@ type MemoryStore struct {
 
 	mu         sync.Mutex // held for moments only: never while a function of the caller's runs, but for now
 	records    map[Scope]*memoryRecord
-	byResource map[Resource]map[*memoryRecord]struct{} // the completed records with a resource ref
+	byResource map[Resource]map[*memoryRecord]struct{} // the records with a ref
 	claims     uint64                                  // how many claims were ever made
 	peak       int                                     // the most records since the maps were last made
 }
@@ -86,6 +86,11 @@ type memoryRecord struct {
 	number uint64        // of its claim, in the order in which claims were made
 	living bool          // its attempt may still commit
 	ended  chan struct{} // closed once its attempt no longer lives
+
+	// ref is what its answer names, from when it is certain to be kept: what create wrote can be seen, and deleted,
+	// before the record is completed.
+	ref      string
+	entombed bool // its resource was deleted before it was completed
 }
 
 // MemoryTx is the transaction of a [MemoryStore]. It has no isolation and holds no data: it collects what is to happen
@@ -224,7 +229,7 @@ func copyResponse(r Response) Response {
 
 // resource returns what r's answer names; the Ref is empty if it names nothing.
 func (r *memoryRecord) resource() Resource {
-	return Resource{Owner: r.kept.Scope.Owner, Operation: r.kept.Scope.Operation, Ref: r.kept.Response.ResourceRef}
+	return Resource{Owner: r.kept.Scope.Owner, Operation: r.kept.Scope.Operation, Ref: r.ref}
 }
 
 // remove takes away r, which stands.
@@ -336,8 +341,8 @@ func (s *MemoryStore) InTx(ctx context.Context, fn func(ctx context.Context, tx 
 	return nil
 }
 
-// TombstoneResource implements [Store]. It counts the records that are completed when it is called, and turns them when
-// tx commits.
+// TombstoneResource implements [Store]. It counts the records that are completed, or about to be, when it is called, and
+// turns them when tx commits.
 func (s *MemoryStore) TombstoneResource(ctx context.Context, tx *MemoryTx, r Resource) (int64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -382,10 +387,15 @@ func checkResource(r Resource) error {
 // entomb turns records into tombstones, but for those that are gone, forgotten or replaced by now.
 func (s *MemoryStore) entomb(records map[*memoryRecord]struct{}) {
 	for r := range records {
-		if !s.stands(r) || r.kept.State != StateCompleted {
+		if !s.stands(r) || r.kept.State == StateGone {
+			continue
+		}
+		if r.kept.State == StateClaimed { // about to be completed: see memoryRecord.ref
+			r.entombed = true
 			continue
 		}
 		s.unindex(r)
+		r.ref = ""
 		r.kept.State = StateGone
 		r.kept.Response = Response{}
 	}
@@ -491,6 +501,8 @@ func (a *memoryAttempt) Complete(ctx context.Context, c Completion) error {
 		s.mu.Unlock()
 		return ErrClaimLost
 	}
+	a.record.ref = response.ResourceRef
+	s.index(a.record)
 	s.mu.Unlock()
 
 	// Nobody takes a living claim away, so the commit is certain but for a panic in the functions below.
@@ -514,9 +526,11 @@ func (a *memoryAttempt) Complete(ctx context.Context, c Completion) error {
 	if c.TTL > 0 {
 		kept.ExpiresAt = new(now.Add(c.TTL))
 	}
-	s.index(a.record)
 	s.letGo(a.record)
 	s.entomb(tombstones)
+	if a.record.entombed {
+		s.entomb(map[*memoryRecord]struct{}{a.record: {}})
+	}
 	return nil
 }
 

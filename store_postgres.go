@@ -279,10 +279,8 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 			return nil, undo(ctx, a.conn, err)
 		}
 		if raced || record != nil {
-			if !apart {
-				if err := undo(ctx, a.conn, nil); err != nil {
-					return nil, err
-				}
+			if err := undo(ctx, a.conn, nil); err != nil {
+				return nil, err
 			}
 			if record != nil {
 				return record, nil

@@ -672,32 +672,38 @@ func TestPostgresSchemaBesideLiveTraffic(t *testing.T) {
 	})
 	require.NoError(t, err)
 
-	url := pgtest.URL(t)
-	var all sync.WaitGroup
-	for range 6 {
-		all.Go(func() {
-			conn, err := pgx.Connect(context.Background(), url)
-			if !assert.NoError(t, err) {
-				return
-			}
-			defer func() { _ = conn.Close(context.Background()) }()
-			_, err = conn.Exec(context.Background(), holdsend.PostgresSchema(nil))
-			assert.NoError(t, err)
-		})
+	for _, level := range isolationLevels {
+		url := pgtest.URL(t)
+		var all sync.WaitGroup
+		for range 6 {
+			all.Go(func() {
+				conn, err := pgx.Connect(context.Background(), pgtest.With(t, url, "default_transaction_isolation", string(level)))
+				if !assert.NoError(t, err) {
+					return
+				}
+				defer func() { _ = conn.Close(context.Background()) }()
+				_, err = conn.Exec(context.Background(), holdsend.PostgresSchema(nil))
+				assert.NoError(t, err)
+			})
+		}
+		all.Wait()
+		require.Equal(t, 4, countIndexes(t, pgtest.Pool(t, url, nil)), "under %s", level)
 	}
-	all.Wait()
+}
+
+func countIndexes(t *testing.T, db pgtest.Database) int {
+	return pgtest.Value[int](t, db, "SELECT count(*) FROM pg_index WHERE indrelid = 'holdsend_records'::regclass")
 }
 
 // What an older schema lacks is added, and a hand-made index of another name is not doubled.
 func TestPostgresSchemaAddsWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t), nil)
-	indexes := "SELECT count(*) FROM pg_index WHERE indrelid = 'holdsend_records'::regclass"
 	pgtest.Exec(t, pool, holdsend.PostgresSchema(nil))
-	require.Equal(t, 4, pgtest.Value[int](t, pool, indexes))
+	require.Equal(t, 4, countIndexes(t, pool))
 	pgtest.Exec(t, pool, "DROP INDEX holdsend_records_expires_at_idx; ALTER INDEX holdsend_records_claimed_at_idx RENAME TO mine")
 	pgtest.Exec(t, pool, holdsend.PostgresSchema(nil))
-	require.Equal(t, 4, pgtest.Value[int](t, pool, indexes))
+	require.Equal(t, 4, countIndexes(t, pool))
 }
 
 func TestPostgresHostileNames(t *testing.T) {

@@ -30,7 +30,7 @@ func AcceptWrittenAt(raw string, now time.Time) (time.Time, bool) {
 	case ahead > maxAhead, ahead < -maxBack:
 		return time.Time{}, false
 	case ahead > 0:
-		return now.Round(0).UTC(), true // Round drops the monotonic clock: what is returned is a date, not a stopwatch
+		return now.UTC(), true
 	}
 	return at, true
 }

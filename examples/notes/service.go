@@ -31,8 +31,8 @@ const (
 
 	// emergencyRecordTTL is 0: kept until erased. Nobody can say when a phone that was lost, empty or out of reach
 	// stops retrying a call for help, and a retry that outlived its record would be taken for a second emergency. A
-	// record is some hundred bytes. The messages themselves have no DELETE, so a retry is never told that its message
-	// is gone.
+	// record is little more than a copy of its message. The messages themselves have no DELETE, so a retry is never
+	// told that its message is gone.
 	emergencyRecordTTL = 0
 
 	maxTextLength = 5000     // characters

@@ -139,8 +139,8 @@ func (c *Cluster) configureAndStart(settings map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		fmt.Fprintf(&text, "%s = '%s'\n", name, strings.ReplaceAll(settings[name], "'", "''"))
 	}
-	// initdb's own file is replaced: what it guesses depends on the machine.
-	if err := os.WriteFile(filepath.Join(c.Dir, "data", "postgresql.conf"), []byte(text.String()), 0o600); err != nil {
+	// This file adds to what initdb found out about the machine and wrote to postgresql.conf.
+	if err := os.WriteFile(filepath.Join(c.Dir, "data", "postgresql.auto.conf"), []byte(text.String()), 0o600); err != nil {
 		return err
 	}
 	if err := c.server.do("start"); err != nil {
