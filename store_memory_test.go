@@ -664,7 +664,7 @@ func TestMemoryLongScan(t *testing.T) {
 			return nil
 		}}
 		forgotten, err := s.ForgetOwner(ctx, memoryScope.Owner)
-		assert.Greater(t, asked, 2, "it never let go of the lock")
+		assert.GreaterOrEqual(t, asked, 2, "it never let go of the lock")
 		return forgotten, err
 	}
 
@@ -684,12 +684,20 @@ func TestMemoryLongScan(t *testing.T) {
 	t.Run("counts what it deleted itself", func(t *testing.T) {
 		t.Parallel()
 		s := holdsend.NewMemoryStore(nil)
+		for i := range 5 * many {
+			scope := memoryScopeOf(i)
+			scope.Owner = "bob"
+			completeMemory(t, beginMemory(t, s, scope, nil), "", 0)
+		}
 		fill(s, 0, many)
 		var meanwhile int64
-		forgotten, err := inGap(s, func() (err error) {
+		forgotten, err := inGap(s, func() error {
+			// Once bob is forgotten the store makes its maps anew, and the scan still goes over the old one.
+			_, bobErr := s.ForgetOwner(t.Context(), "bob")
+			var err error
 			meanwhile, err = s.ForgetOwner(t.Context(), memoryScope.Owner)
 			fill(s, 0, many)
-			return err
+			return errors.Join(bobErr, err)
 		})
 		require.NoError(t, err)
 		assert.Positive(t, meanwhile)
@@ -735,21 +743,21 @@ func TestMemoryIsReturned(t *testing.T) {
 			clock.advance(time.Hour)
 			purged, err := s.PurgeExpired(t.Context())
 			require.NoError(t, err)
-			require.EqualValues(t, 100_000, purged.Records)
+			require.EqualValues(t, 30_000, purged.Records)
 		},
 		"forget": func(s *holdsend.MemoryStore) {
 			forgotten, err := s.ForgetOwner(t.Context(), memoryScope.Owner)
 			require.NoError(t, err)
-			require.EqualValues(t, 100_000, forgotten)
+			require.EqualValues(t, 30_000, forgotten)
 		},
 	} {
 		s := holdsend.NewMemoryStore(&holdsend.MemoryOptions{Now: clock.now})
 		before := heap()
-		for i := range 100_000 {
+		for i := range 30_000 {
 			completeMemory(t, beginMemory(t, s, memoryScopeOf(i), nil), memoryScopeOf(i).Key, time.Hour)
 		}
 		full := heap() - before
-		require.Greater(t, full, int64(10<<20), "the records do not show on the heap")
+		require.Greater(t, full, int64(5<<20), "the records do not show on the heap")
 		empty(s)
 		left := heap() - before
 		assert.Less(t, left, full/50, "%s left %d of %d bytes", name, left, full)

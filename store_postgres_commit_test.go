@@ -92,6 +92,29 @@ func TestPostgresLostCommitAnswer(t *testing.T) {
 	}
 }
 
+// The question waits for the commit under every default of the database, and its answer is the same. Under repeatable
+// read a statement that waited for a change fails with 40001, which must not be taken for an answer.
+func TestPostgresLostCommitAnswerUnderEveryIsolationLevel(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.URL(t)
+			proxy := pgproxy.Start(t, url)
+			b := newBedOn(t, url, pgtest.With(t, proxy.URL(), "default_transaction_isolation", string(level)), nil, nil)
+			fault := proxy.Inject(pgproxy.Fault{Do: pgproxy.HoldCommit})
+			go func() {
+				assertWaits(t, b)
+				fault.Release()
+			}()
+			answer, err := b.send(key, insertNote)
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+			require.Equal(t, 1, b.notes())
+		})
+	}
+}
+
 func breakDeferredConstraint(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
 	if _, err := tx.Exec(ctx, "INSERT INTO picky VALUES (1), (1)"); err != nil {
 		return holdsend.Response{}, err

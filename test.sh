@@ -2,7 +2,8 @@
 # Runs the tests of every module: ./test.sh [go test flags], such as ./test.sh -race
 #
 # They need a Postgres: the one that HOLDSEND_TEST_DATABASE names (a connection URL), else Postgres's server binaries and
-# PgBouncer on this machine. Where those are missing, root on Debian or Ubuntu gets them installed; else Docker is used.
+# PgBouncer on this machine; the examples' tests need curl. Where those are missing, root on Debian or Ubuntu gets them
+# installed; else Docker is used.
 set -u
 cd "$(dirname "$0")" || exit 1
 
@@ -33,22 +34,22 @@ apt_install() (
 	fi
 	apt-get update -q && apt-get install -qy --no-install-recommends postgresql-common &&
 		sed -i 's/^#\{0,1\}create_main_cluster.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf &&
-		apt-get install -qy --no-install-recommends postgresql pgbouncer
+		apt-get install -qy --no-install-recommends postgresql pgbouncer curl
 )
 
 command -v go >/dev/null || fail "Go is not installed or not on PATH: see https://go.dev/doc/install"
 
-if [ -z "${HOLDSEND_TEST_DATABASE:-}" ] && ! { is_installed initdb && is_installed pgbouncer; }; then
+if [ -z "${HOLDSEND_TEST_DATABASE:-}" ] && ! { is_installed initdb && is_installed pgbouncer && is_installed curl; }; then
 	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-		echo "test.sh: installing Postgres and PgBouncer"
-		apt_install || fail "they could not be installed: install postgresql and pgbouncer, or set HOLDSEND_TEST_DATABASE"
+		echo "test.sh: installing Postgres, PgBouncer and curl"
+		apt_install || fail "they could not be installed: install postgresql, pgbouncer and curl, or set HOLDSEND_TEST_DATABASE"
 	elif docker info >/dev/null 2>&1; then
 		# It starts a Postgres and runs this script again with HOLDSEND_TEST_DATABASE set.
 		echo "test.sh: running on a Postgres in Docker"
 		exec go -C internal/dockertest run . "$@"
 	else
-		fail "there is no Postgres to test on. Install its server and PgBouncer (Debian and Ubuntu: apt-get install" \
-			"postgresql pgbouncer; macOS: brew install postgresql@17 pgbouncer), or start Docker, or set" \
+		fail "Postgres, PgBouncer or curl is missing. Install Postgres's server, PgBouncer and curl (Debian and Ubuntu: apt-get install" \
+			"postgresql pgbouncer curl; macOS: brew install postgresql@17 pgbouncer), or start Docker, or set" \
 			"HOLDSEND_TEST_DATABASE to the connection URL of a database whose role may create schemas"
 	fi
 fi

@@ -65,9 +65,8 @@ func parseWrittenAt(raw string) (time.Time, bool) {
 	if hour > 24 || minute > 59 || second > 59 || hour == 24 && (minute > 0 || second > 0 || nanosecond > 0) {
 		return time.Time{}, false
 	}
-	// time.Date turns 30 February into 2 March, and month 13 into another year: a real date comes back as it went in.
-	date := time.Date(year, time.Month(month), day, 0, 0, 0, 0, time.UTC)
-	if date.Month() != time.Month(month) || date.Day() != day {
+	// time.Date turns 30 February into 2 March, and month 13 into January: only a real date keeps its month.
+	if time.Date(year, time.Month(month), day, 0, 0, 0, 0, time.UTC).Month() != time.Month(month) {
 		return time.Time{}, false
 	}
 	// Fields out of range are meant here: hour 24 is the next day, and the zone is taken off the seconds.

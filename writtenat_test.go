@@ -120,6 +120,20 @@ func TestAcceptWrittenAtForms(t *testing.T) {
 	}
 }
 
+// A date that does not exist is refused also where the real date that it runs over into would be accepted.
+func TestAcceptWrittenAtRealDatesOnly(t *testing.T) {
+	t.Parallel()
+	for month := range 100 {
+		for day := range 100 {
+			raw := fmt.Sprintf("2028-%02d-%02dT10:00:00Z", month, day)
+			now := time.Date(2028, time.Month(month), day, 10, 0, 0, 0, time.UTC) // what it runs over into
+			_, err := time.Parse(time.RFC3339, raw)
+			_, ok := holdsend.AcceptWrittenAt(raw, now)
+			require.Equal(t, err == nil, ok, raw)
+		}
+	}
+}
+
 // What comes back is a date: the reading of the monotonic clock in time.Now is not part of it.
 func TestAcceptWrittenAtHasNoMonotonicClock(t *testing.T) {
 	t.Parallel()
