@@ -112,7 +112,7 @@ func TestMemoryReplayNeverPrecedesItsEffect(t *testing.T) {
 		var wait sync.WaitGroup
 		for range 8 {
 			wait.Go(func() {
-				request := holdsend.Request{Owner: "ada", Operation: "note.create", Content: []byte("1"), Header: keyed(memoryScopeOf(i).Key)}
+				request := holdsend.Request{Owner: "ada", Operation: "note.create", Content: []byte("1"), Header: keyed(memoryScopeOf(i).Key), Wait: patience}
 				answer, err := holdsend.HandleIdempotent(context.Background(), s, request,
 					func(_ context.Context, tx *holdsend.MemoryTx, _ holdsend.Incoming) (holdsend.Response, error) {
 						tx.OnCommit(func() {
@@ -274,6 +274,7 @@ func TestMemoryLeakedTransactionRace(t *testing.T) {
 					if n == 0 {
 						started <- struct{}{}
 					}
+					runtime.Gosched() // or what is added grows until the one that completes gets its turn
 				}
 			})
 		}

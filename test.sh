@@ -48,8 +48,8 @@ if [ -z "${HOLDSEND_TEST_DATABASE:-}" ] && ! { is_installed initdb && is_install
 		echo "test.sh: running on a Postgres in Docker"
 		exec go -C internal/dockertest run . "$@"
 	else
-		fail "Postgres, PgBouncer or curl is missing. Install Postgres's server, PgBouncer and curl (Debian and Ubuntu: apt-get install" \
-			"postgresql pgbouncer curl; macOS: brew install postgresql@17 pgbouncer), or start Docker, or set" \
+		fail "Postgres, PgBouncer or curl is missing. Install them (Debian and Ubuntu: apt-get install postgresql" \
+			"pgbouncer curl; macOS: brew install postgresql@17 pgbouncer), or start Docker, or set" \
 			"HOLDSEND_TEST_DATABASE to the connection URL of a database whose role may create schemas"
 	fi
 fi
@@ -60,7 +60,7 @@ for file in $(find . -name go.mod -not -path '*/testdata/*' | sort); do
 	echo "test.sh: module $module"
 	case $module in
 	./internal/dockertest) (cd "$module" && go vet ./...) ;; # it runs this script, so it is only built
-	*) (cd "$module" && go test "$@" ./...) ;;
+	*) (cd "$module" && go test -parallel 16 "$@" ./...) ;; # most tests wait for a server more than they work
 	esac && passed="$passed $module" || failed="$failed $module"
 done
 [ -z "$failed" ] || fail "FAILED in$failed"
