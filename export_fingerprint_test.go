@@ -1,7 +1,7 @@
 package holdsend
 
-// Canonical returns the canonical JSON that a fingerprint is the hash of, with buffers of its own, so that their cost can
-// be measured.
+// Canonical returns the canonical JSON that a fingerprint is the hash of, with buffers of its own, so that their cost
+// can be measured.
 func Canonical(text []byte) ([]byte, error) {
 	var c canonicalizer
 	return c.canonicalize(text, indexFirst)

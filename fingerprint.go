@@ -19,8 +19,9 @@ import (
 	"github.com/holdsend/holdsend-go/internal/bounds"
 )
 
-// ErrNotPlainJSON is returned for content that every server must refuse alike: text that is not strict JSON (RFC 8259),
-// bad UTF-8, a number too large for a double (even one that a duplicate key hides), nesting deeper than 10,000, or a Go value that json.Marshal refuses.
+// ErrNotPlainJSON is returned for content that every server must refuse alike: text that is not strict JSON (RFC
+// 8259), bad UTF-8, a number too large for a double (even one that a duplicate key hides), nesting deeper than
+// 10,000, or a Go value that json.Marshal refuses.
 var ErrNotPlainJSON = errors.New("holdsend: the content is not plain JSON")
 
 // tagHS1 is the only tag so far. The tag before a stored fingerprint's colon decides how it is compared.
@@ -36,8 +37,8 @@ const maxNesting = 10_000
 // which turns bad UTF-8 in a Go string into U+FFFD. Numbers are compared as doubles: integers beyond 2^53 that round to
 // the same double are the same. Of duplicate keys the last one counts.
 //
-// The error wraps ErrNotPlainJSON if the content is not plain JSON. It is another one if content is nil, or operation is
-// empty, over 255 bytes, not UTF-8 or has a NUL. No error shows content.
+// The error wraps ErrNotPlainJSON if the content is not plain JSON. It is another one if content is nil, or operation
+// is empty, over 255 bytes, not UTF-8 or has a NUL. No error shows content.
 func Fingerprint(operation string, content any) (string, error) {
 	text, err := jsonText(operation, content)
 	if err != nil {
@@ -54,8 +55,8 @@ func Fingerprint(operation string, content any) (string, error) {
 // Fingerprint: a stored fingerprint is compared as its own tag says, and hs1 has two readings (an early server sorted
 // keys such as "10" and "9" as text, where JavaScript orders them as numbers). Both match.
 //
-// Beside the errors of Fingerprint, a tag that is not known is an error and not a mismatch: a newer server wrote it, and
-// the client must not give its item up. So is a fingerprint that is damaged. Neither is ErrNotPlainJSON.
+// Beside the errors of Fingerprint, a tag that is not known is an error and not a mismatch: a newer server wrote it,
+// and the client must not give its item up. So is a fingerprint that is damaged. Neither is ErrNotPlainJSON.
 func MatchFingerprint(stored, operation string, content any) (bool, error) {
 	tag, hash, _ := strings.Cut(stored, ":")
 	switch tag {
@@ -173,7 +174,7 @@ type canonicalizer struct {
 	copied  int
 
 	members   []member // of the objects that are open, for those that turn out to be out of order
-	objects   []object // by their place, the outer before the inner: those that are open, out of order, or hold one that is
+	objects   []object // by their place, the outer first: those that are open, out of order, or hold one that is
 	reordered []span   // the members of objects out of order, in order
 	indexKeys bool     // an array-index key stands beside another key, so that the readings may differ
 
@@ -528,8 +529,8 @@ func (c *canonicalizer) compare(a, b *member) int {
 	return compareUTF16(keyA, keyB)
 }
 
-// arrayIndex returns the number that key is, if JavaScript takes it for an array index: the shortest decimal form of 0 to
-// 2^32 - 2.
+// arrayIndex returns the number that key is, if JavaScript takes it for an array index: the shortest decimal form of
+// 0 to 2^32 - 2.
 func arrayIndex(key []byte) (uint64, bool) {
 	if len(key) == 0 || len(key) > len("4294967294") || key[0] == '0' && len(key) > 1 {
 		return 0, false
@@ -544,8 +545,9 @@ func arrayIndex(key []byte) (uint64, bool) {
 	return index, index < math.MaxUint32
 }
 
-// compareUTF16 orders two canonical strings, without their quotes, by UTF-16 code units, as JavaScript does. That is the
-// order of their UTF-8 bytes but for escapes, and for characters beyond U+FFFF: their surrogates come before U+E000.
+// compareUTF16 orders two canonical strings, without their quotes, by UTF-16 code units, as JavaScript does. That is
+// the order of their UTF-8 bytes but for escapes, and for characters beyond U+FFFF: their surrogates come before
+// U+E000.
 func compareUTF16(a, b []byte) int {
 	unitsA, unitsB := codeUnits{text: a}, codeUnits{text: b}
 	for {
@@ -640,8 +642,8 @@ func (c *canonicalizer) escape(i int) int {
 	return size
 }
 
-// unescape returns the character of the escape that text starts with and the escape's length, which is 0 if it is none. A
-// surrogate is joined with the one that follows, if they make a pair.
+// unescape returns the character of the escape that text starts with and the escape's length, which is 0 if it is
+// none. A surrogate is joined with the one that follows, if they make a pair.
 func unescape(text []byte) (r rune, size int) {
 	if len(text) < 2 {
 		return 0, 0
@@ -746,7 +748,8 @@ func (c *canonicalizer) number() error {
 		}
 	}
 
-	// A double tells all decimals of up to 15 digits apart, so such a one is canonical if it is written the shortest way.
+	// A double tells all decimals of up to 15 digits apart, so such a one is canonical if it is written the shortest
+	// way.
 	if whole+fraction <= 15 && !exponent {
 		if fraction == 0 && !(negative && zero) { // -0 is 0
 			return nil

@@ -405,8 +405,8 @@ func TestCanonicalKeyOrder(t *testing.T) {
 	}
 }
 
-// Small objects are put in order as they close, large ones at the end; a large one may hold small ones and be held by one
-// whose keys are in order.
+// Small objects are put in order as they close, large ones at the end; a large one may hold small ones and be held by
+// one whose keys are in order.
 func TestCanonicalLargeObjects(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(3, 4))
@@ -480,7 +480,8 @@ func TestCanonicalDeepReorderingIsLinear(t *testing.T) {
 func TestCanonicalSortedAllocatesNothingThatGrows(t *testing.T) {
 	document := func(records int) []byte {
 		record := `{"10":[1,-2.5,true],"id":12345,"nested":{"a":null,"b":{}},"text":"hello é 😀 \n"}`
-		return []byte("\n[" + strings.Repeat(record+",", records-1) + record + "]\n") // space around it is not copied either
+		// Space around it does not make it be copied either.
+		return []byte("\n[" + strings.Repeat(record+",", records-1) + record + "]\n")
 	}
 	cost := func(text []byte) (allocations, allocated uint64) {
 		canonical, err := holdsend.Canonical(text)
@@ -576,8 +577,8 @@ func FuzzFingerprint(f *testing.F) {
 	})
 }
 
-// A reference is a JSON value as a tree, from which the canonical form is made in the simplest way. Strings are code units
-// as in JavaScript, so that lone surrogates are kept.
+// A reference is a JSON value as a tree, from which the canonical form is made in the simplest way. Strings are code
+// units as in JavaScript, so that lone surrogates are kept.
 type reference struct {
 	word   string // null, true or false
 	number *float64

@@ -11,15 +11,16 @@ const (
 	maxWrittenAtLength = 40 // in characters: the longest form with fourteen digits after the point
 )
 
-// AcceptWrittenAt returns when the user wrote an item, in UTC, read from raw, the value of a Written-At header; or false
-// if it says nothing that can be trusted. It never fails a request: an item without a written time is still an item.
+// AcceptWrittenAt returns when the user wrote an item, in UTC, read from raw, the value of a Written-At header; or
+// false if it says nothing that can be trusted. It never fails a request: an item without a written time is still an
+// item.
 //
 // The form is YYYY-MM-DDThh:mm[:ss[.fff]] with a zone: Z, ±hh:mm, ±hhmm or ±hh. The fraction has any number of digits
 // after a point or a comma; those after nanoseconds are cut. 24:00 is the end of a day. The whole has at most 40
 // characters.
 //
-// now is the server's clock. A time at most 2 minutes ahead of it is returned as now. One further ahead, or more than 30
-// days (of 24 hours) back, is not accepted.
+// now is the server's clock. A time at most 2 minutes ahead of it is returned as now. One further ahead, or more than
+// 30 days (of 24 hours) back, is not accepted.
 func AcceptWrittenAt(raw string, now time.Time) (time.Time, bool) {
 	at, ok := parseWrittenAt(raw)
 	if !ok {
