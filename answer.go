@@ -87,7 +87,7 @@ func ErrorAnswer(err error) Answer {
 	case errors.Is(err, ErrClaimLost):
 		return tryAgain("claim_lost", "The request was interrupted and nothing was stored. Send it again with the same Idempotency-Key.")
 	case errors.Is(err, ErrOutcomeUnknown):
-		return tryAgain("outcome_unknown", "The request may have been stored. Send it again with the same Idempotency-Key to find out.")
+		return tryAgain("outcome_unknown", "The request may have been stored. If it carried an Idempotency-Key, send it again with the same one to find out.")
 	case errors.As(err, &sqlError) && (sqlError.SQLState() == "40001" || sqlError.SQLState() == "40P01"):
 		return tryAgain("transaction_conflict", "The request met another one and nothing was stored. Send it again with the same Idempotency-Key.")
 	}

@@ -24,6 +24,8 @@ import (
 // 10,000, or a Go value that json.Marshal refuses.
 var ErrNotPlainJSON = errors.New("holdsend: the content is not plain JSON")
 
+var errContentNil = errors.New("holdsend: the content is nil, which would make all requests the same: use json.RawMessage(\"null\") for JSON null")
+
 // tagHS1 is the only tag so far. The tag before a stored fingerprint's colon decides how it is compared.
 const tagHS1 = "hs1"
 
@@ -106,7 +108,7 @@ func jsonText(operation string, content any) ([]byte, error) {
 	}
 	switch content := content.(type) {
 	case nil:
-		return nil, errors.New("holdsend: the content is nil, which would make all requests the same: use json.RawMessage(\"null\") for JSON null")
+		return nil, errContentNil
 	case json.RawMessage:
 		return content, nil
 	case []byte:
@@ -116,6 +118,9 @@ func jsonText(operation string, content any) ([]byte, error) {
 	if err != nil {
 		// Not err itself: a MarshalJSON method's error may quote what it was given.
 		return nil, fmt.Errorf("%w: json.Marshal refuses this %T", ErrNotPlainJSON, content)
+	}
+	if string(text) == "null" { // a nil pointer or map
+		return nil, errContentNil
 	}
 	return text, nil
 }

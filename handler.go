@@ -222,10 +222,11 @@ func (l *layer[Tx]) handle(r *http.Request, owner, operation string, body []byte
 		}
 		whole = response
 		response.Body = nil
-		response.Header = http.Header{headerBodyOmitted: {"true"}}
+		response.Header = http.Header{}
 		for name, values := range whole.Header {
 			response.Header[name] = values
 		}
+		response.Header[headerBodyOmitted] = []string{"true"} // whatever create says
 		return response, nil
 	})
 	if whole.Body != nil && err == nil { // create ran in this call: its own answer goes out, not the record's

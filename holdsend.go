@@ -30,6 +30,9 @@ const (
 	// jittered by a quarter, so that a storm of duplicates does not ask in step.
 	pollFirst = 20 * time.Millisecond
 	pollMost  = 250 * time.Millisecond
+
+	// askAtLeast is how long the store may take to answer although Wait has passed.
+	askAtLeast = time.Second
 )
 
 // Request describes one attempt at one item.
@@ -196,6 +199,7 @@ func (c *call[Tx]) claim(ctx context.Context, fingerprint string) (Answer, error
 			if verdict == final {
 				return answer, judgeErr
 			}
+			wait.start()
 			if verdict == replaceable && !refused {
 				claim.Replace = record
 				break
@@ -400,11 +404,15 @@ type waiter struct {
 	interval time.Duration // the next pause
 }
 
-// pause starts the wait, if this is the first one, and sleeps until the next look is due.
-func (w *waiter) pause(ctx context.Context) error {
+// start starts the wait, unless it has started.
+func (w *waiter) start() {
 	if w.started.IsZero() {
 		w.started, w.interval = time.Now(), pollFirst
 	}
+}
+
+// pause sleeps until the next look is due.
+func (w *waiter) pause(ctx context.Context) error {
 	left := w.limit - time.Since(w.started)
 	if left <= 0 {
 		return errWaitOver
@@ -422,12 +430,12 @@ func (w *waiter) pause(ctx context.Context) error {
 }
 
 // bound returns the context to ask the store on. Once this call waits, asking is part of the wait: a pool whose
-// connections are all taken must not hold it for longer. The last look gets a moment all the same.
+// connections are all taken must not hold it for longer. The last look, and a take-over, get a moment all the same.
 func (w *waiter) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if w.started.IsZero() {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeout(ctx, max(w.limit-time.Since(w.started), pollMost))
+	return context.WithTimeout(ctx, max(w.limit-time.Since(w.started), askAtLeast))
 }
 
 // waitError tells the end of the caller's context from the end of the wait from a fault of the store.

@@ -30,9 +30,8 @@ const (
 	outcomeTimeout = 10 * time.Second
 	outcomePause   = 100 * time.Millisecond
 
-	// beginTries is how often Begin starts on a new connection after one broke, which is what a pool holds after the
-	// database restarted.
-	beginTries = 3
+	// connectionTries is on how many connections something is tried before the last one's breaking is the error.
+	connectionTries = 3
 )
 
 // PostgresDB is where a PostgresStore gets its connections: a *pgxpool.Pool is one.
@@ -219,13 +218,13 @@ func (s *PostgresStore) Begin(ctx context.Context, c Claim) (Attempt[pgx.Tx], *R
 		if record != nil {
 			return nil, record, nil
 		}
-		if broken && try < beginTries && ctx.Err() == nil {
+		if broken && try < connectionTries && ctx.Err() == nil {
 			continue
 		}
 		// The claim was committed before the error, or may have been. Create did not run: give the key back.
 		if a.row != "" || broken {
 			freeCtx, cancel := detached(ctx)
-			_ = s.free(freeCtx, a)
+			_ = s.withConn(freeCtx, func(conn *pgxpool.Conn) error { return s.free(freeCtx, conn, a) })
 			cancel()
 		}
 		return nil, nil, explain(err)
@@ -382,8 +381,10 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, t
 	}
 	a := &postgresAttempt{store: s, conn: conn}
 	defer func() { // on every path, a panic of fn's among them
-		_ = a.use.close(a.interrupt)
-		_ = undo(ctx, a.conn, nil)
+		_ = a.closeTx()
+		if a.conn != nil {
+			_ = undo(ctx, a.conn, nil)
+		}
 		a.letGo(ctx)
 	}()
 	tx, err := conn.BeginTx(ctx, s.txOptions)
@@ -394,11 +395,10 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, t
 		return err
 	}
 
-	if err := a.closeTx(); err != nil {
+	if err := a.closeTx(); errors.Is(err, ErrTxEnded) {
+		return ErrTxEnded // by a COMMIT or a ROLLBACK: without a record nobody can tell
+	} else if err != nil {
 		return err
-	}
-	if conn.Conn().PgConn().TxStatus() == 'I' {
-		return ErrTxEnded
 	}
 	commitCtx, cancel := detached(ctx)
 	defer cancel()
@@ -419,16 +419,13 @@ func (s *PostgresStore) Find(ctx context.Context, scope Scope) (*Record, error) 
 	if err := checkScope(scope); err != nil {
 		return nil, err
 	}
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Release()
 	var record *Record
-	err = s.query(ctx, conn, func(row pgx.Row) (err error) {
-		record, err = scanRecord(row, scope)
-		return err
-	}, s.sql.Find, scope.Owner, scope.Operation, scope.Key, s.takeOverAfter.Microseconds())
+	err := s.withConn(ctx, func(conn *pgxpool.Conn) error {
+		return s.query(ctx, conn, func(row pgx.Row) (err error) {
+			record, err = scanRecord(row, scope)
+			return err
+		}, s.sql.Find, scope.Owner, scope.Operation, scope.Key, s.takeOverAfter.Microseconds())
+	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, ErrNotFound
 	}
@@ -564,35 +561,20 @@ func (s *PostgresStore) forgetOne(ctx context.Context, conn *pgxpool.Conn, args 
 	return tag.RowsAffected(), undo(ctx, conn, err)
 }
 
-// free gives a's key back, in a transaction of its own, and waits for a backend of a's that is still there. If create
-// committed a's transaction itself, the claim is kept for good and the error is ErrTxEnded.
-func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt) error {
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Release()
-	return s.freeOn(ctx, conn, a)
-}
-
-func (s *PostgresStore) freeOn(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt) error {
-	var xid *string // NULL: create did not run
-	if a.xid != "" {
-		xid = &a.xid
-	}
+// queryLocked is query after the claim of a is locked, in one round trip. It waits for a backend of a's that is still there.
+func (s *PostgresStore) queryLocked(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt, scan func(pgx.Row) error, sql string, args ...any) error {
 	b := &pgx.Batch{}
 	b.BeginTx(pinned)
 	b.Queue(a.sql.LockClaim, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
-	b.Queue(a.sql.Free, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid)
+	b.Queue(sql, args...)
 	b.Queue("commit")
 	results := conn.SendBatch(ctx, b)
-	var freed, kept bool
 	_, err := results.Exec()
 	if err == nil {
 		_, err = results.Exec()
 	}
 	if err == nil {
-		err = results.QueryRow().Scan(&freed, &kept)
+		err = scan(results.QueryRow())
 	}
 	if err == nil {
 		_, err = results.Exec()
@@ -600,16 +582,45 @@ func (s *PostgresStore) freeOn(ctx context.Context, conn *pgxpool.Conn, a *postg
 	if closeErr := results.Close(); err == nil {
 		err = closeErr
 	}
-	if err := undo(ctx, conn, err); err != nil {
-		return fmt.Errorf("holdsend: free the key of a failed attempt (a retry takes it over when the attempt's connection has ended): %w", err)
+	return undo(ctx, conn, err)
+}
+
+// free gives a's key back. If create committed a's transaction itself, the claim is kept for good and the error is
+// ErrTxEnded.
+func (s *PostgresStore) free(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt) error {
+	var xid *string // NULL: create did not run
+	if a.xid != "" {
+		xid = &a.xid
 	}
+	var freed, kept bool
+	err := s.queryLocked(ctx, conn, a, func(row pgx.Row) error { return row.Scan(&freed, &kept) },
+		a.sql.Free, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid)
 	switch {
+	case err != nil:
+		return fmt.Errorf("holdsend: free the key of a failed attempt (a retry takes it over when the attempt's connection has ended): %w", err)
 	case kept:
 		return fmt.Errorf("holdsend: create committed its transaction and then gave no 2xx to store, so its key stays claimed until ForgetOwner: %w", ErrTxEnded)
 	case !freed:
 		return errors.New("holdsend: the database cannot tell how the attempt's transaction ended, so its key was not freed")
 	}
 	return nil
+}
+
+// withConn runs do on a connection of the pool, and again on another if the first one was broken, which is what a pool
+// holds after the database restarted. Do must be something that may be done twice.
+func (s *PostgresStore) withConn(ctx context.Context, do func(*pgxpool.Conn) error) error {
+	for try := 1; ; try++ {
+		conn, err := s.acquire(ctx)
+		if err != nil {
+			return err
+		}
+		err = do(conn)
+		broken := conn.Conn().IsClosed()
+		conn.Release()
+		if err == nil || !broken || try == connectionTries || ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 // acquire takes a connection from the pool.

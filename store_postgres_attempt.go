@@ -16,8 +16,9 @@ import (
 )
 
 var (
-	errTxFailed = errors.New("holdsend: a statement of create failed and its error was ignored, so nothing was stored: return the error, or run what may fail in a transaction nested by tx.Begin")
-	errRowsOpen = errors.New("holdsend: create returned with rows still open, so nothing was stored: read them to the end or close them")
+	errTxFailed   = errors.New("holdsend: a statement of create failed and its error was ignored, so nothing was stored: return the error, or run what may fail in a transaction nested by tx.Begin")
+	errRolledBack = fmt.Errorf("holdsend: create rolled its transaction back, so nothing was stored: %w", ErrTxEnded)
+	errRowsOpen   = errors.New("holdsend: create returned with rows still open, so nothing was stored: read them to the end or close them")
 )
 
 // postgresAttempt holds a connection with an open transaction, which holds the lock on the claim's row.
@@ -60,23 +61,38 @@ func (a *postgresAttempt) Complete(ctx context.Context, c Completion) error {
 		return errAttemptEnded
 	}
 	a.ended = true
-	if err := a.closeTx(); err != nil {
-		return err
-	}
 	answer, err := completionArguments(c)
 	if err != nil {
 		return err
 	}
-	if a.conn.Conn().PgConn().TxStatus() == 'I' {
-		return a.settle(ctx, answer)
+	err = a.closeTx()
+	if err == nil {
+		err = a.commit(ctx, answer)
 	}
+	switch {
+	case err == nil:
+		a.finish(ctx)
+		return nil
+	case errors.Is(err, ErrClaimLost):
+		a.finish(ctx)
+		return err
+	case errors.Is(err, errAnswerLost):
+		return a.findOut(ctx, err)
+	}
+	return a.settle(ctx, answer, err)
+}
 
+// errAnswerLost marks an error that leaves open what became of COMMIT.
+var errAnswerLost = errors.New("holdsend: the connection was lost at the commit")
+
+// commit sends the guarded update and COMMIT. Nothing is committed if it returns an error that is not errAnswerLost.
+func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	b := &pgx.Batch{}
 	b.Queue(a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...)
 	b.Queue("commit")
 	results := a.conn.SendBatch(ctx, b)
 	var one int
-	err = results.QueryRow().Scan(&one)
+	err := results.QueryRow().Scan(&one)
 	var tag pgconn.CommandTag
 	if err == nil {
 		tag, err = results.Exec()
@@ -86,28 +102,29 @@ func (a *postgresAttempt) Complete(ctx context.Context, c Completion) error {
 	}
 	switch {
 	case err == nil && tag.String() == "COMMIT":
-		a.finish(ctx)
 		return nil
 	case err == nil:
 		return errTxFailed
 	case guardFailed(err, postgressql.GuardLost):
-		a.finish(ctx)
 		return ErrClaimLost
 	case guardFailed(err, postgressql.GuardEnded):
-		if err := undo(ctx, a.conn, nil); err != nil {
-			return err
-		}
-		return a.settle(ctx, answer)
+		return errRolledBack
 	case commitLost(err):
-		return a.findOut(ctx, err)
+		return fmt.Errorf("%w: %w", errAnswerLost, err)
 	}
 	return err
 }
 
 // closeTx ends create's use of the transaction, and finds what makes it unfit to commit.
 func (a *postgresAttempt) closeTx() error {
-	if err := a.use.close(a.interrupt); err != nil {
-		return err
+	inUse, ended := a.use.close(a.interrupt)
+	if !ended {
+		// The goroutine that create left behind may hold the connection for ever: the pool gets another instead.
+		a.conn.Hijack()
+		a.conn = nil
+	}
+	if inUse {
+		return errTxInUse
 	}
 	conn := a.conn.Conn()
 	switch {
@@ -117,6 +134,8 @@ func (a *postgresAttempt) closeTx() error {
 		return errRowsOpen
 	case conn.PgConn().TxStatus() == 'E':
 		return errTxFailed
+	case conn.PgConn().TxStatus() == 'I':
+		return errRolledBack
 	}
 	return nil
 }
@@ -151,28 +170,47 @@ func guardFailed(err error, guard string) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "22P02" && strings.Contains(pgErr.Message, guard)
 }
 
-// settle handles a transaction that create ended itself. If it committed, its 2xx completes the record: a freed key would
-// double the write.
-func (a *postgresAttempt) settle(ctx context.Context, answer []any) error {
+// settle handles an attempt that could not commit, for the reason in cause. Create may have committed by itself before:
+// then its 2xx completes the record, since a freed key would double the write.
+func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error) error {
 	var how string
-	var completed bool
-	args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid}, answer...)
-	err := a.store.query(ctx, a.conn, func(row pgx.Row) error { return row.Scan(&how, &completed) }, a.sql.Settle, args...)
+	var completed, asked bool
+	err := a.withConn(ctx, func(conn *pgxpool.Conn) error {
+		asked = true
+		return a.store.queryLocked(ctx, conn, a, func(row pgx.Row) error { return row.Scan(&how, &completed) },
+			a.sql.Settle, append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid}, answer...)...)
+	})
 	switch {
-	case err != nil && commitLost(err):
+	case err != nil && asked && commitLost(err):
 		return a.findOut(ctx, err)
-	case err != nil:
-		return fmt.Errorf("%w: %w", ErrTxEnded, err)
+	case err != nil || how == "aborted":
+		return cause // Abort looks again
 	case completed:
 		a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", ErrTxEnded)
 		a.finish(ctx)
 		return nil
-	case how == "aborted":
-		return fmt.Errorf("holdsend: create rolled its transaction back, so nothing was stored: %w", ErrTxEnded)
 	}
-	// Committed, but the claim went to another or is gone, or the database cannot tell.
+	// Committed, but the claim went to another or is gone; or prepared for a two-phase commit.
 	a.finish(ctx)
 	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, ErrTxEnded)
+}
+
+// withConn runs do on the attempt's own connection, its transaction rolled back, or on another if that is lost or do breaks
+// it.
+func (a *postgresAttempt) withConn(ctx context.Context, do func(*pgxpool.Conn) error) error {
+	if a.conn != nil {
+		conn := a.conn.Conn()
+		if !conn.IsClosed() && !conn.PgConn().IsBusy() && undo(ctx, a.conn, nil) == nil {
+			err := do(a.conn)
+			// A statement that create deallocated (DISCARD ALL) fails on this connection and no other.
+			if err == nil || sqlState(err) != "26000" && !conn.IsClosed() {
+				return err
+			}
+			_ = conn.Close(ctx)
+		}
+		a.letGo(ctx)
+	}
+	return a.store.withConn(ctx, do)
 }
 
 // findOut returns the truth about a COMMIT whose answer was lost. It never sends it again, and while it does not know,
@@ -188,7 +226,7 @@ func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
 			a.settled = true
 			return nil
 		case err == nil:
-			return fmt.Errorf("holdsend: the connection was lost at the commit, and nothing was stored: %w", lost)
+			return fmt.Errorf("holdsend: nothing was stored: %w", lost)
 		case errors.Is(err, pgx.ErrNoRows) || ctx.Err() != nil:
 			a.settled = true
 			return fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
@@ -201,43 +239,33 @@ func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
 }
 
 func (a *postgresAttempt) ask(ctx context.Context) (state State, err error) {
-	conn, err := a.store.acquire(ctx)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Release()
-	err = a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&state) },
-		a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
+	err = a.store.withConn(ctx, func(conn *pgxpool.Conn) error {
+		return a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&state) },
+			a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
+	})
 	return state, err
 }
 
 // Abort implements [Attempt].
 func (a *postgresAttempt) Abort(ctx context.Context) error {
-	a.ended = true
 	if a.settled {
 		return nil
 	}
-	a.settled = true
-	_ = a.use.close(a.interrupt)
-	if a.conn != nil {
-		conn := a.conn.Conn()
-		if !conn.IsClosed() && !conn.PgConn().IsBusy() && undo(ctx, a.conn, nil) == nil {
-			err := a.store.freeOn(ctx, a.conn, a)
-			broken := conn.IsClosed()
-			a.letGo(ctx)
-			if err == nil || !broken || ctx.Err() != nil {
-				return err
-			}
-		}
-		a.letGo(ctx)
+	if !a.ended {
+		a.ended = true
+		_ = a.closeTx()
 	}
-	return a.store.free(ctx, a)
+	a.settled = true
+	defer a.letGo(ctx)
+	return a.withConn(ctx, func(conn *pgxpool.Conn) error { return a.store.free(ctx, conn, a) })
 }
 
 // finish lets the connection go after Complete, with nothing left to do for Abort.
 func (a *postgresAttempt) finish(ctx context.Context) {
 	a.settled = true
-	_ = undo(ctx, a.conn, nil) // a failed transaction must be rolled back before its connection is released
+	if a.conn != nil {
+		_ = undo(ctx, a.conn, nil) // a failed transaction must be rolled back before its connection is released
+	}
 	a.letGo(ctx)
 }
 

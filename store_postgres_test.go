@@ -301,7 +301,7 @@ func TestPostgresStormOfDuplicates(t *testing.T) {
 // A slow create on a pool of one connection, and 50 retries beside it: they hold nothing while they wait, so all end well.
 func TestPostgresWaitersHoldNoConnection(t *testing.T) {
 	t.Parallel()
-	b := newBed(t, nil, func(c *pgxpool.Config) { c.MaxConns = 2 })
+	b := newBed(t, &holdsend.PostgresOptions{MaxIdle: time.Hour}, func(c *pgxpool.Config) { c.MaxConns = 2 })
 	started, finish := make(chan struct{}), make(chan struct{})
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -338,7 +338,7 @@ func TestPostgresWaitersHoldNoConnection(t *testing.T) {
 
 func TestPostgresSlowCreateOnAPoolOfOne(t *testing.T) {
 	t.Parallel()
-	b := newBed(t, nil, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	b := newBed(t, &holdsend.PostgresOptions{MaxIdle: time.Hour}, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	started, finish := make(chan struct{}), make(chan struct{})
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -441,7 +441,7 @@ func mustFingerprint(t *testing.T) string {
 // A slow create is never robbed, however old its claim is, and a retry does not wait longer than it was told to.
 func TestPostgresSlowCreateIsNotRobbed(t *testing.T) {
 	t.Parallel()
-	b := newBed(t, &holdsend.PostgresOptions{TakeOverAfter: time.Millisecond}, nil)
+	b := newBed(t, &holdsend.PostgresOptions{TakeOverAfter: time.Millisecond, MaxIdle: time.Hour}, nil)
 	started, finish := make(chan struct{}), make(chan struct{})
 	first := make(chan holdsend.Answer, 1)
 	go func() {
@@ -583,7 +583,7 @@ func TestPostgresGoroutineStillUsesTheTransaction(t *testing.T) {
 // MaxIdle ends an attempt whose process hangs; a stricter limit is not raised.
 func TestPostgresMaxIdle(t *testing.T) {
 	t.Parallel()
-	b := newBed(t, &holdsend.PostgresOptions{MaxIdle: 100 * time.Millisecond}, nil)
+	b := newBed(t, &holdsend.PostgresOptions{MaxIdle: 2 * time.Second}, nil)
 	_, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
 		var pid int32
 		if err := tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&pid); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -27,17 +29,17 @@ type postgresTx struct {
 
 var _ pgx.Tx = (*postgresTx)(nil)
 
-// txUse is shared by a transaction and its nested ones.
+// txUse is shared by a transaction and its nested ones. pgx.Conn is not safe for concurrent use: one call at a time.
 type txUse struct {
-	calling sync.Mutex // held during each call: pgx.Conn is not safe for concurrent use
-	closed  bool       // guarded by calling
+	calling sync.Mutex // held during each call
+	closed  atomic.Bool
 }
 
 func (t *postgresTx) enter() error {
 	if !t.use.calling.TryLock() {
 		return errTxInUse
 	}
-	if t.use.closed {
+	if t.use.closed.Load() {
 		t.use.calling.Unlock()
 		return pgx.ErrTxClosed
 	}
@@ -47,19 +49,28 @@ func (t *postgresTx) enter() error {
 func (t *postgresTx) leave() { t.use.calling.Unlock() }
 
 // close ends all use of the transaction. If another goroutine is inside a call, that is create's bug: interrupt is called,
-// which must make the call end, and close returns errTxInUse.
-func (u *txUse) close(interrupt func()) error {
+// which must make the call end. It reports whether that had to be done, and whether the call has ended: one that waits
+// for something else than the database (CopyFrom for its source) may never.
+func (u *txUse) close(interrupt func()) (inUse, ended bool) {
+	u.closed.Store(true)
 	if u.calling.TryLock() {
-		u.closed = true
 		u.calling.Unlock()
-		return nil
+		return false, true
 	}
 	interrupt()
-	u.calling.Lock()
-	u.closed = true
-	u.calling.Unlock()
-	return errTxInUse
+	deadline := time.Now().Add(interruptTimeout)
+	for time.Now().Before(deadline) {
+		if u.calling.TryLock() {
+			u.calling.Unlock()
+			return true, true
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return true, false
 }
+
+// interruptTimeout is how long a call whose socket was closed gets to notice.
+const interruptTimeout = time.Second
 
 func (t *postgresTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err := t.enter(); err != nil {

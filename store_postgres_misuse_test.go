@@ -1,0 +1,245 @@
+package holdsend_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/holdsend/holdsend-go"
+	"github.com/holdsend/holdsend-go/internal/pgtest"
+)
+
+// Create commits by raw SQL, answers 2xx, and leaves behind what cannot be committed or written in any more. Its write is
+// there for good, so the record must be completed all the same.
+func TestPostgresCommittedByCreateThenUnfit(t *testing.T) {
+	t.Parallel()
+	const insert = "INSERT INTO notes VALUES ('hello')"
+	for name, then := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"a read-only transaction": func(ctx context.Context, tx pgx.Tx) error {
+			return execAll(ctx, tx, "BEGIN READ ONLY")
+		},
+		"a failed transaction": func(ctx context.Context, tx pgx.Tx) error {
+			err := execAll(ctx, tx, "BEGIN")
+			_, _ = tx.Exec(ctx, "SELECT 1/0")
+			return err
+		},
+		"another role": func(ctx context.Context, tx pgx.Tx) error {
+			return execAll(ctx, tx, "BEGIN", "SET LOCAL ROLE pg_monitor")
+		},
+		"open rows": func(ctx context.Context, tx pgx.Tx) error {
+			rows, err := tx.Query(ctx, "SELECT generate_series(1, 1000)")
+			rows.Next()
+			return err
+		},
+		"a closed connection": func(ctx context.Context, tx pgx.Tx) error {
+			return tx.Conn().Close(ctx)
+		},
+		"a broken connection": func(_ context.Context, tx pgx.Tx) error {
+			return tx.Conn().PgConn().Conn().Close()
+		},
+		"nothing prepared": func(ctx context.Context, tx pgx.Tx) error {
+			return execAll(ctx, tx, "DISCARD ALL")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, nil, nil)
+			answer, err := b.send(key, func(ctx context.Context, tx pgx.Tx, _ holdsend.Incoming) (holdsend.Response, error) {
+				err := execAll(ctx, tx, insert, "COMMIT")
+				return holdsend.Response{Status: 201, Body: []byte("stored")}, errors.Join(err, then(ctx, tx))
+			})
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+			again, err := b.send(key, insertNote)
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeReplayed, again.Outcome)
+			require.Equal(t, 1, b.notes())
+		})
+	}
+}
+
+func execAll(ctx context.Context, tx pgx.Tx, statements ...string) error {
+	for _, sql := range statements {
+		if _, err := tx.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Create deallocates what is prepared on the connection: the library's statements too.
+func TestPostgresDeallocateAll(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{201, 404} {
+		b := newBed(t, nil, func(c *pgxpool.Config) { c.MaxConns = 1 })
+		for _, warm := range []string{"warm-0001", "warm-0002"} { // all statements are prepared
+			_, err := b.send(warm, insertNote)
+			require.NoError(t, err)
+			_, err = b.send(warm+"x", func(context.Context, pgx.Tx, holdsend.Incoming) (holdsend.Response, error) {
+				return holdsend.Response{Status: 404}, nil
+			})
+			require.NoError(t, err)
+		}
+		_, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			response, err := insertNote(ctx, tx, in)
+			response.Status = status
+			return response, errors.Join(err, execAll(ctx, tx, "DEALLOCATE ALL"))
+		})
+		require.Equal(t, status == 201, err != nil)
+		b.requireFree(key)
+		require.Equal(t, 2, b.notes())
+	}
+}
+
+// A duplicate that tries to take over while others have all connections: that is part of its wait.
+func TestPostgresTakeOverIsBoundedByWait(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, &holdsend.PostgresOptions{TakeOverAfter: time.Millisecond, MaxIdle: time.Hour}, nil)
+	started, finish := make(chan struct{}), make(chan struct{})
+	defer close(finish)
+	go func() {
+		_, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			close(started)
+			<-finish
+			return insertNote(ctx, tx, in)
+		})
+		assert.NoError(t, err)
+	}()
+	<-started
+	require.Eventually(t, func() bool {
+		return pgtest.Value[bool](t, b.aside, "SELECT claimed_at < clock_timestamp() - interval '10 ms' FROM holdsend_records")
+	}, time.Minute, time.Millisecond)
+	calls := 0
+	store, err := holdsend.NewPostgresStore(acquireFunc(func(ctx context.Context) (*pgxpool.Conn, error) {
+		if calls++; calls == 2 {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return b.pool.Acquire(ctx)
+	}), &holdsend.PostgresOptions{TakeOverAfter: time.Millisecond})
+	require.NoError(t, err)
+	r := request(key)
+	r.Wait = 100 * time.Millisecond
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	answer, err := holdsend.HandleIdempotent(ctx, store, r, insertNote)
+	require.NoError(t, err)
+	require.Equal(t, holdsend.OutcomeInProgress, answer.Outcome)
+	require.Equal(t, 2, calls)
+}
+
+type blockedSource struct{ block chan struct{} }
+
+func (s blockedSource) Next() bool             { <-s.block; return false }
+func (s blockedSource) Values() ([]any, error) { return nil, nil }
+func (s blockedSource) Err() error             { return nil }
+
+// Create leaves a goroutine behind in CopyFrom, whose source waits for what never comes: the request ends all the same, and
+// the pool gets its connection back.
+func TestPostgresCopyFromLeftBehind(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	source := blockedSource{make(chan struct{})}
+	left := make(chan struct{})
+	defer func() { <-left }()
+	defer close(source.block)
+	_, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+		go func() {
+			defer close(left)
+			_, _ = tx.CopyFrom(context.Background(), pgx.Identifier{"notes"}, []string{"text"}, source)
+		}()
+		require.Eventually(t, func() bool {
+			return pgtest.Value[bool](t, b.aside, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query ILIKE 'copy %notes%' AND state = 'active' AND application_name = current_setting('application_name'))")
+		}, time.Minute, time.Millisecond)
+		return holdsend.Response{Status: 201}, nil
+	})
+	require.ErrorContains(t, err, "in use by another goroutine")
+	answer, err := b.send(key, insertNote)
+	require.NoError(t, err)
+	require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+	require.Equal(t, 1, b.notes())
+}
+
+// All connections of the pool break while create runs: the key is freed although the first one that the pool offers is dead.
+func TestPostgresKeyIsFreedThroughBrokenConnections(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, func(c *pgxpool.Config) { c.MaxConns = 2 })
+	ctx := context.Background()
+	one, err := b.pool.Acquire(ctx)
+	require.NoError(t, err)
+	two, err := b.pool.Acquire(ctx)
+	require.NoError(t, err)
+	one.Release()
+	two.Release()
+	_, err = b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+		b.killBackends("true")
+		return insertNote(ctx, tx, in)
+	})
+	require.Error(t, err)
+	b.requireFree(key)
+}
+
+// Idle connections die while a duplicate waits: its next look finds one, and goes to another.
+func TestPostgresWaiterFindsBrokenConnections(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, &holdsend.PostgresOptions{MaxIdle: time.Hour}, func(c *pgxpool.Config) { c.MaxConns = 2 })
+	started, finish := make(chan struct{}), make(chan struct{})
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			close(started)
+			<-finish
+			return insertNote(ctx, tx, in)
+		})
+		first <- err
+	}()
+	<-started
+	looked := pgtest.Value[time.Time](t, b.aside, "SELECT clock_timestamp()")
+	go func() {
+		r := request(key)
+		r.Wait = time.Minute
+		_, err := holdsend.HandleIdempotent(context.Background(), b.store, r, insertNote)
+		second <- err
+	}()
+	const idle = "state = 'idle' AND query_start > $2"
+	for range 5 {
+		require.Eventually(t, func() bool { return b.killBackends(idle, looked) > 0 }, time.Minute, time.Millisecond)
+	}
+	close(finish)
+	require.NoError(t, <-first)
+	require.NoError(t, <-second)
+}
+
+// killBackends ends those of the store's pool for which where is true, and waits until they are gone.
+func (b *bed) killBackends(where string, args ...any) int {
+	b.t.Helper()
+	ours := "FROM pg_stat_activity WHERE application_name = current_setting('application_name') AND pid <> ALL ($1::int[]) AND " + where
+	args = append([]any{b.asidePIDs()}, args...)
+	var pids []int32
+	rows, err := b.aside.Query(context.Background(), "SELECT pid "+ours, args...)
+	require.NoError(b.t, err)
+	pids, err = pgx.CollectRows(rows, pgx.RowTo[int32])
+	require.NoError(b.t, err)
+	pgtest.Exec(b.t, b.aside, "SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) pid", pids)
+	require.Eventually(b.t, func() bool {
+		return pgtest.Value[bool](b.t, b.aside, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY ($1::int[]))", pids)
+	}, time.Minute, time.Millisecond)
+	return len(pids)
+}
+
+// asidePIDs are the backends of the test's own pool.
+func (b *bed) asidePIDs() []int32 {
+	var pids []int32
+	idle := b.aside.AcquireAllIdle(context.Background())
+	for _, conn := range idle {
+		pids = append(pids, int32(conn.Conn().PgConn().PID()))
+		conn.Release()
+	}
+	return pids
+}
