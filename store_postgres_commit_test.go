@@ -302,3 +302,23 @@ func TestPostgresFlushes(t *testing.T) {
 	require.Zero(t, records, "a replay must write nothing")
 	require.Equal(t, 1+n+n, b.notes())
 }
+
+// The claim is lost between its commit and its lock: forgotten, here. Create has not run, so Begin starts over.
+func TestPostgresClaimLostBeforeItsLock(t *testing.T) {
+	t.Parallel()
+	// Under Serializable the lock is a batch of its own, so the proxy can get in between.
+	b, proxy := newProxiedBed(t, "cache_statement", &holdsend.PostgresOptions{TxOptions: pgx.TxOptions{IsoLevel: pgx.Serializable}})
+	forgotten := false
+	proxy.Inject(pgproxy.Fault{Do: pgproxy.CutBeforeBatch, When: func(batch pgproxy.Batch) bool {
+		if !forgotten && batch.Contains("FOR NO KEY UPDATE") && batch.Contains("begin isolation level serializable") {
+			forgotten = true
+			pgtest.Exec(t, b.aside, "DELETE FROM holdsend_records")
+		}
+		return false
+	}})
+	answer, err := b.send(key, insertNote)
+	require.NoError(t, err)
+	require.True(t, forgotten)
+	require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+	require.Equal(t, 1, b.notes())
+}

@@ -221,7 +221,7 @@ func TestPostgresCreateThatMistreatsItsTransaction(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t, nil, nil)
+			b := newBed(t, &holdsend.PostgresOptions{TakeOverAfter: time.Microsecond, StaleClaim: time.Microsecond}, nil)
 			pgtest.Exec(t, b.aside, "CREATE TABLE picky (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
 			if name == "PREPARE TRANSACTION" {
 				c.err = "" // whether the server allows it is its setting
@@ -256,6 +256,18 @@ func TestPostgresCreateThatMistreatsItsTransaction(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, holdsend.StateClaimed, record.State)
 				require.False(t, record.Abandoned, "a key whose write is committed must never be taken over")
+				purged, err := b.store.PurgeExpired(context.Background())
+				require.NoError(t, err)
+				require.Zero(t, purged, "nor be freed by age")
+				again := request(key)
+				again.Wait = -1
+				answer, err := holdsend.HandleIdempotent(context.Background(), b.store, again, insertNote)
+				require.NoError(t, err)
+				require.Equal(t, holdsend.OutcomeInProgress, answer.Outcome)
+				forgotten, err := b.store.ForgetOwner(context.Background(), "ada")
+				require.NoError(t, err)
+				require.EqualValues(t, 1, forgotten)
+				b.requireFree(key)
 			default:
 				b.requireFree(key)
 				again, err := b.send(key, insertNote)
@@ -865,4 +877,55 @@ func TestPostgresPurgeAndForgetManyRecords(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 3001, forgotten)
 	require.Equal(t, 0, pgtest.Value[int](t, b.aside, "SELECT count(*) FROM holdsend_records"))
+}
+
+// A tombstone keeps nothing of the answer in the table.
+func TestPostgresTombstoneErasesTheAnswer(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, nil)
+	_, err := b.send(key, insertNote)
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(context.Background(), b.pool, func(tx pgx.Tx) error {
+		turned, err := b.store.TombstoneResource(context.Background(), tx, holdsend.Resource{Owner: "ada", Operation: "note.create", Ref: "1"})
+		require.EqualValues(t, 1, turned)
+		return err
+	}))
+	require.Equal(t, 1, pgtest.Value[int](t, b.aside, `SELECT count(*) FROM holdsend_records
+		WHERE state = 'gone' AND num_nonnulls(status, header, body, resource_ref) = 0`))
+}
+
+// Somebody holds an expired record (an open tombstone does): PurgeExpired goes on without it, and ForgetOwner takes the
+// others first.
+func TestPostgresPurgeAndForgetBesideALock(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, nil)
+	ctx := context.Background()
+	for _, k := range []string{"item-0001", "item-0002", "item-0003"} {
+		r := request(k)
+		r.CompletedTTL = time.Microsecond
+		_, err := holdsend.HandleIdempotent(ctx, b.store, r, insertNote)
+		require.NoError(t, err)
+	}
+	tx, err := b.aside.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	pgtest.Exec(t, tx, "SELECT FROM holdsend_records WHERE key = 'item-0001' FOR UPDATE")
+
+	purged, err := b.store.PurgeExpired(ctx)
+	require.NoError(t, err)
+	require.Equal(t, holdsend.Purged{Records: 2}, purged)
+
+	_, err = b.send("item-0004", insertNote)
+	require.NoError(t, err)
+	forgotten := make(chan int64, 1)
+	go func() {
+		n, err := b.store.ForgetOwner(ctx, "ada")
+		assert.NoError(t, err)
+		forgotten <- n
+	}()
+	require.Eventually(t, func() bool {
+		return pgtest.Value[int](t, b.aside, "SELECT count(*) FROM holdsend_records") == 1
+	}, time.Minute, time.Millisecond, "ForgetOwner must not wait before it has taken what is free")
+	require.NoError(t, tx.Rollback(ctx))
+	require.EqualValues(t, 2, <-forgotten)
 }
