@@ -21,9 +21,10 @@ import (
 // three take turns in short rounds of one run, because the machine's speed changes more between runs than they differ;
 // what is reported is the median of the rounds' throughputs, as a ratio to the unprotected one.
 func BenchmarkPostgres(b *testing.B) {
+	cluster := pgtest.StartCluster(b, nil) // the shared one does not flush
 	for _, clients := range []int{1, 8, 32} {
 		b.Run(fmt.Sprintf("clients=%d", clients), func(b *testing.B) {
-			url := pgtest.URL(b)
+			url := pgtest.Schema(b, cluster.URL())
 			pool := pgtest.Pool(b, url, func(c *pgxpool.Config) { c.MaxConns = int32(clients) })
 			pgtest.Exec(b, pool, holdsend.PostgresSchema(nil))
 			pgtest.Exec(b, pool, "CREATE TABLE notes (text text NOT NULL)")

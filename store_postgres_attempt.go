@@ -61,12 +61,12 @@ func (a *postgresAttempt) Complete(ctx context.Context, c Completion) error {
 		return errAttemptEnded
 	}
 	a.ended = true
+	unfit := a.closeTx()
 	answer, err := completionArguments(c)
 	if err != nil {
 		return err
 	}
-	err = a.closeTx()
-	if err == nil {
+	if err = unfit; err == nil {
 		err = a.commit(ctx, answer)
 	}
 	switch {
@@ -117,6 +117,9 @@ func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 
 // closeTx ends create's use of the transaction, and finds what makes it unfit to commit.
 func (a *postgresAttempt) closeTx() error {
+	if a.conn == nil { // given up before
+		return errTxInUse
+	}
 	inUse, ended := a.use.close(a.interrupt)
 	if !ended {
 		// The goroutine that create left behind may hold the connection for ever: the pool gets another instead.

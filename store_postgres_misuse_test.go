@@ -243,3 +243,27 @@ func (b *bed) asidePIDs() []int32 {
 	}
 	return pids
 }
+
+// As TestPostgresCopyFromLeftBehind, for a request without a key.
+func TestPostgresCopyFromLeftBehindUnkeyed(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	source := blockedSource{make(chan struct{})}
+	left := make(chan struct{})
+	defer func() { <-left }()
+	defer close(source.block)
+	_, err := b.send("", func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+		go func() {
+			defer close(left)
+			_, _ = tx.CopyFrom(context.Background(), pgx.Identifier{"notes"}, []string{"text"}, source)
+		}()
+		require.Eventually(t, func() bool {
+			return pgtest.Value[bool](t, b.aside, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query ILIKE 'copy %notes%' AND state = 'active' AND application_name = current_setting('application_name'))")
+		}, time.Minute, time.Millisecond)
+		return holdsend.Response{Status: 201}, nil
+	})
+	require.ErrorContains(t, err, "in use by another goroutine")
+	_, err = b.send(key, insertNote)
+	require.NoError(t, err)
+	require.Equal(t, 1, b.notes())
+}

@@ -232,6 +232,7 @@ func TestPostgresCreateThatMistreatsItsTransaction(t *testing.T) {
 			got, err := holdsend.HandleIdempotent(context.Background(), b.store, r, c.create)
 			if name == "PREPARE TRANSACTION" {
 				require.Error(t, err)
+				_, _ = b.aside.Exec(context.Background(), "ROLLBACK PREPARED 'two-phase'")
 				return
 			}
 			if c.err != "" {

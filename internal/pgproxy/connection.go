@@ -364,10 +364,10 @@ func (c *connection) relayServer() {
 		heldBack = nil
 		if fault != nil && m.kind() == 'Z' {
 			fault.answered = true
-			close(fault.executed)
 			if loses {
-				close(fault.happened)
+				close(fault.happened) // first: who waits for executed may cut the connection
 			}
+			close(fault.executed)
 			if !fault.fault.Silent {
 				return
 			}

@@ -47,7 +47,9 @@ var server = sync.OnceValues(func() (shared, error) {
 		}
 		return shared{url: value}, nil
 	}
-	cluster, err := newCluster(nil, false)
+	// Nothing here crashes this server or counts its flushes, and a schema for each test costs many: a test that does
+	// either starts a cluster of its own, which flushes.
+	cluster, err := newCluster(map[string]string{"fsync": "off", "full_page_writes": "off"}, false)
 	if err != nil {
 		return shared{}, err
 	}
