@@ -249,10 +249,10 @@ func (c *connection) sendBatch() bool {
 		c.write(beforeCommit)
 	}
 	c.server.Close()
+	close(injected.happened) // before the client can see it
 	if !silent {
 		c.client.Close()
 	}
-	close(injected.happened)
 	return silent // relayClient goes on until the client gives up
 }
 
@@ -260,9 +260,6 @@ func (c *connection) sendBatch() bool {
 func (c *connection) holdCommit(injected *Injected, pending []message) {
 	beforeCommit, rest := splitAtCommit(c.statements, pending)
 	c.write(beforeCommit)
-	if !injected.fault.Silent {
-		c.client.Close()
-	}
 	held := make(chan struct{})
 	c.held = held
 	c.proxy.running.Go(func() {
@@ -274,7 +271,10 @@ func (c *connection) holdCommit(injected *Injected, pending []message) {
 		case <-c.proxy.closing:
 		}
 	})
-	close(injected.happened)
+	close(injected.happened) // before the client can see it
+	if !injected.fault.Silent {
+		c.client.Close()
+	}
 }
 
 // splitAtCommit splits a batch's messages before the first that belongs to its last COMMIT.

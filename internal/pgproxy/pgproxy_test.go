@@ -154,9 +154,9 @@ func TestItCountsRoundTrips(t *testing.T) {
 	s.proxy.Reset()
 	pipeline := s.conn.PgConn().StartPipeline(t.Context())
 	pipeline.SendQueryParams("select 5", nil, nil, nil, nil)
-	require.NoError(t, pipeline.Sync())
+	pipeline.SendPipelineSync()
 	pipeline.SendQueryParams("select 6", nil, nil, nil, nil)
-	require.NoError(t, pipeline.Sync())
+	require.NoError(t, pipeline.Sync()) // sends both
 	require.NoError(t, pipeline.Close())
 	assert.Equal(t, 1, s.proxy.RoundTrips())
 	assert.Len(t, s.proxy.Batches(), 2)
