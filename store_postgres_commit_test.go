@@ -146,16 +146,17 @@ func TestPostgresOutcomeUnknown(t *testing.T) {
 	t.Parallel()
 	t.Run("the database is away", func(t *testing.T) {
 		t.Parallel()
-		for name, stored := range map[pgproxy.Action]bool{pgproxy.LoseCommitAnswer: true, pgproxy.CutBeforeCommit: false} {
+		for do, stored := range map[pgproxy.Action]bool{pgproxy.LoseCommitAnswer: true, pgproxy.CutBeforeCommit: false} {
 			b, proxy := newProxiedBed(t, "cache_statement", nil)
-			fault := proxy.Inject(pgproxy.Fault{Do: name, When: func(batch pgproxy.Batch) bool {
-				if batch.EndsInCommit() && batch.Contains("'completed', completed_at") {
-					go proxy.Refuse(true)
-					return true
+			fault := proxy.Inject(pgproxy.Fault{Do: do})
+			store, err := holdsend.NewPostgresStore(acquireFunc(func(ctx context.Context) (*pgxpool.Conn, error) {
+				if fault.Happened() { // the connection that was cut was the only one, and there is no other from now on
+					proxy.Refuse(true)
 				}
-				return false
-			}})
-			_, err := b.send(key, insertNote)
+				return b.pool.Acquire(ctx)
+			}), nil)
+			require.NoError(t, err)
+			_, err = holdsend.HandleIdempotent(context.Background(), store, request(key), insertNote)
 			require.True(t, fault.Happened())
 			require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
 			refusal := holdsend.ErrorAnswer(err)
