@@ -2,6 +2,7 @@ package holdsend_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -322,4 +323,39 @@ func TestPostgresClaimLostBeforeItsLock(t *testing.T) {
 	require.True(t, forgotten)
 	require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
 	require.Equal(t, 1, b.notes())
+}
+
+// Which errors of a COMMIT prove that it did not take place. Without a key there is no record to ask, so the error shows
+// what was made of it.
+func TestPostgresWhatProvesARollback(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		atCommit string // what the server does at COMMIT
+		lost     bool
+	}{
+		"an error":                  {atCommit: "RAISE EXCEPTION 'no' USING ERRCODE = '23514'"},
+		"a serialization failure":   {atCommit: "RAISE EXCEPTION 'no' USING ERRCODE = '40001'"},
+		"completion unknown":        {atCommit: "RAISE EXCEPTION 'no' USING ERRCODE = '40003'", lost: true},
+		"a connection, says a pool": {atCommit: "RAISE EXCEPTION 'no' USING ERRCODE = '08006'", lost: true},
+		"the end of the backend":    {atCommit: "PERFORM pg_terminate_backend(pg_backend_pid())", lost: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, nil, nil)
+			pgtest.Exec(t, b.aside, `CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN `+c.atCommit+`; RETURN NULL; END $$;
+				CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON notes DEFERRABLE INITIALLY DEFERRED
+					FOR EACH ROW EXECUTE FUNCTION at_commit()`)
+			_, err := b.send("", insertNote)
+			require.Error(t, err)
+			require.Equal(t, c.lost, errors.Is(err, holdsend.ErrOutcomeUnknown), "%v", err)
+
+			// With a key the store finds out: rolled back, whatever the error was.
+			_, err = b.send(key, insertNote)
+			require.Error(t, err)
+			require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			b.requireFree(key)
+			require.Equal(t, 0, b.notes())
+		})
+	}
 }
