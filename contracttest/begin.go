@@ -157,6 +157,9 @@ func beginCases[Tx any]() []contractCase[Tx] {
 				replace := claimOf(scope())
 				replace.Replace = b.find(scope())
 				b.promptly("Begin with Replace beside a running attempt", func(ctx context.Context) { b.mustStand(ctx, replace) })
+				if b.alone("Begin of another key beside a running attempt") {
+					return
+				}
 				b.promptly("Begin of another key beside a running attempt", func(ctx context.Context) {
 					if attempt, _, err := b.tryBegin(ctx, claimOf(scopeOf("key-other"))); attempt == nil {
 						b.breaks("Begin of another key: %v", err)

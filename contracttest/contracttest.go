@@ -44,6 +44,11 @@ type Harness[Tx any] struct {
 	// lock does it. Nil: the cases that need it are logged as not run.
 	HoldCommit func(ctx context.Context, tx Tx) (release func(), err error)
 
+	// SingleWriter says that the database has one writing transaction at a time, as SQLite does: a second attempt, of
+	// whatever key, waits until the first one ended. Cases then keep one transaction open at a time, and log what they
+	// left out for that.
+	SingleWriter bool
+
 	// StaleClaim is how old a claim without a living attempt must be before the Store's PurgeExpired deletes it, if
 	// that is at most 1 s. Zero: the case that needs it is logged as not run.
 	StaleClaim time.Duration
@@ -132,6 +137,15 @@ type bench[Tx any] struct {
 
 	mu   sync.Mutex
 	over bool // t is no longer to be used
+}
+
+// alone reports whether the store has one writer, and logs what the case leaves out if so.
+func (b *bench[Tx]) alone(leavesOut string) bool {
+	b.t.Helper()
+	if b.SingleWriter {
+		b.t.Logf("left out: %s (Harness.SingleWriter)", leavesOut)
+	}
+	return b.SingleWriter
 }
 
 // close keeps a goroutine that a store holds up for too long from reporting to a test that is over.

@@ -16,6 +16,16 @@ func TestBareHarness(t *testing.T) {
 	})
 }
 
+// TestSingleWriter runs the suite as for a database with one writer.
+func TestSingleWriter(t *testing.T) {
+	t.Parallel()
+	Run(t, func(*testing.T) Harness[*flawedTx] {
+		h := newFlawedHarness("")
+		h.SingleWriter = true
+		return h
+	})
+}
+
 // TestNotRunIsLogged reads the log of TestBareHarness: each case that was not run says so, with the reason, and all are
 // counted.
 func TestNotRunIsLogged(t *testing.T) {
