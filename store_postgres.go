@@ -349,9 +349,7 @@ func (s *PostgresStore) qualify(ctx context.Context, a *postgresAttempt) error {
 		return nil
 	}
 	var name string
-	err := a.conn.QueryRow(ctx, `SELECT format('%I.%I', nspname, relname) FROM pg_catalog.pg_class c
-		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::bigint::oid`, a.table).Scan(&name)
-	if err != nil {
+	if err := a.conn.QueryRow(ctx, postgressql.TableName, a.table).Scan(&name); err != nil {
 		return err
 	}
 	a.sql = postgressql.For(name)

@@ -215,6 +215,15 @@ WHERE owner = $1::text AND operation = $2::text AND resource_ref = $3::text AND 
 
 const now = `SELECT statement_timestamp()`
 
+// Statements that name no table, for stores on database/sql.
+const (
+	// TransactionID tells one transaction from another.
+	TransactionID = `SELECT pg_current_xact_id()::text`
+
+	// DefaultIsolation is that of a statement which travels alone.
+	DefaultIsolation = `SELECT current_setting('default_transaction_isolation')`
+)
+
 // What ForgetOwner takes: records older than its call ($2), and claims that are kept for good.
 const forgettable = `owner = $1::text AND (claimed_at <= $2::timestamptz OR claimed_at = 'infinity')`
 
@@ -263,3 +272,7 @@ const purgeClaims = `WITH old AS (
 	DELETE FROM {records} USING old WHERE ctid = old_row AND tableoid = old_table RETURNING claimed_at
 )
 SELECT count(*), max(claimed_at) FROM purged`
+
+// TableName returns the quoted name of the table with oid $1, its schema included.
+const TableName = `SELECT format('%I.%I', nspname, relname) FROM pg_catalog.pg_class c
+	JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::bigint::oid`

@@ -1,0 +1,194 @@
+package sqltest
+
+import (
+	"context"
+	"database/sql"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/holdsend/holdsend-go"
+	"github.com/holdsend/holdsend-go/sqlstore"
+)
+
+func TestNewSQLiteChecksTheDataSourceName(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		for name, c := range map[string]struct {
+			parameters string
+			open       int
+			want       string
+		}{
+			"no WAL":          {"_pragma=busy_timeout(5000)", 0, "_pragma=journal_mode(WAL)"},
+			"no busy timeout": {"_pragma=busy_timeout(0)&_pragma=journal_mode(WAL)", 0, "_pragma=busy_timeout(5000)"},
+			"query only":      {"_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=query_only(1)", 0, "query_only"},
+			"one connection":  {"_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)", 1, "at least 2"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				path := (&url.URL{Path: filepath.Join(t.TempDir(), "test.db")}).EscapedPath()
+				db, err := sql.Open(driver, "file:"+path+"?"+c.parameters)
+				require.NoError(t, err)
+				defer db.Close()
+				db.SetMaxOpenConns(c.open)
+				_, err = sqlstore.NewSQLite(db, nil)
+				require.ErrorContains(t, err, c.want)
+			})
+		}
+		t.Run("in memory", func(t *testing.T) {
+			db, err := sql.Open(driver, ":memory:")
+			require.NoError(t, err)
+			defer db.Close()
+			_, err = sqlstore.NewSQLite(db, nil)
+			require.ErrorContains(t, err, "use a file")
+		})
+		t.Run("PRAGMA by Exec", func(t *testing.T) {
+			path := (&url.URL{Path: filepath.Join(t.TempDir(), "test.db")}).EscapedPath()
+			db, err := sql.Open(driver, "file:"+path+"?_pragma=busy_timeout(0)&_pragma=journal_mode(WAL)")
+			require.NoError(t, err)
+			defer db.Close()
+			execute(t, db, "PRAGMA busy_timeout = 5000") // of one connection
+			_, err = sqlstore.NewSQLite(db, nil)
+			require.ErrorContains(t, err, "data source name")
+		})
+		t.Run("options of Postgres", func(t *testing.T) {
+			db := openSQLite(t, driver, filepath.Join(t.TempDir(), "test.db"))
+			for _, o := range []sqlstore.Options{{Schema: "public"}, {MaxIdle: time.Minute}, {TxOptions: sql.TxOptions{Isolation: sql.LevelSerializable}}} {
+				_, err := sqlstore.NewSQLite(db, &o)
+				require.ErrorContains(t, err, "Postgres")
+			}
+		})
+	})
+}
+
+// Any name of a table, beside live traffic, again and again.
+func TestSQLiteSchemaOfAnyName(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		for _, table := range []string{"", "records", `o'dd "name"; --`, "holdsend_records_claims", strings.Repeat("t", 63)} {
+			o := &sqlstore.Options{Table: table}
+			store, db := newSQLite(t, driver, o)
+			err := store.InTx(t.Context(), func(context.Context, *sql.Tx) error {
+				execute(t, db, sqlstore.SQLiteSchema(o)) // waits for no writer
+				return nil
+			})
+			require.NoError(t, err)
+			a, err := holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeCreated, a.Outcome)
+		}
+	})
+}
+
+// While one create runs, another key waits for a bounded time and gets an error that asks for a retry; a duplicate of any
+// other key is answered, as is one of the running create.
+func TestSQLiteBusy(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		store, db := newSQLite(t, driver, &sqlstore.Options{BusyTimeout: 300 * time.Millisecond})
+		done := "key-completed"
+		_, err := holdsend.HandleIdempotent(t.Context(), store, request(done), insertNote)
+		require.NoError(t, err)
+
+		running, err := holdsend.HandleIdempotent(t.Context(), store, request(key), func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			replay, err := holdsend.HandleIdempotent(ctx, store, request(done), insertNote)
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeReplayed, replay.Outcome)
+
+			duplicate, err := holdsend.HandleIdempotent(ctx, store, request(key), insertNote)
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeInProgress, duplicate.Outcome)
+
+			_, err = holdsend.HandleIdempotent(ctx, store, request("key-another"), insertNote)
+			require.ErrorIs(t, err, sqlstore.ErrBusy)
+			require.Equal(t, 503, holdsend.ErrorAnswer(err).Status)
+			require.NotEmpty(t, holdsend.ErrorAnswer(err).Header.Get("Retry-After"))
+			_, err = store.Find(ctx, holdsend.Scope{Owner: "owner-1", Operation: "note.create", Key: "key-another"})
+			require.ErrorIs(t, err, holdsend.ErrNotFound)
+
+			err = store.InTx(ctx, func(context.Context, *sql.Tx) error { return nil })
+			require.ErrorIs(t, err, sqlstore.ErrBusy)
+			return insertNote(ctx, tx, in)
+		})
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, running.Outcome)
+		later, err := holdsend.HandleIdempotent(t.Context(), store, request("key-another"), insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, later.Outcome)
+		requireNotes(t, db, 3)
+	})
+}
+
+// A COMMIT that fails, here by a deferred constraint, leaves nothing: no write, no claim, and no connection in a transaction.
+func TestSQLiteCommitFails(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		db, err := sql.Open(driver, sqliteDSN(filepath.Join(t.TempDir(), "test.db"))+"&_pragma=foreign_keys(1)")
+		require.NoError(t, err)
+		t.Cleanup(func() { db.Close() })
+		execute(t, db, sqlstore.SQLiteSchema(nil)+`CREATE TABLE writes (name TEXT NOT NULL);
+			CREATE TABLE parents (id INTEGER PRIMARY KEY);
+			CREATE TABLE children (parent INTEGER REFERENCES parents DEFERRABLE INITIALLY DEFERRED)`)
+		store, err := sqlstore.NewSQLite(db, nil)
+		require.NoError(t, err)
+		orphan := func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "INSERT INTO children VALUES (1)")
+			return err
+		}
+		_, err = holdsend.HandleIdempotent(t.Context(), store, request(key), func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			if _, err := insertNote(ctx, tx, in); err != nil {
+				return created, err
+			}
+			return created, orphan(ctx, tx)
+		})
+		require.Error(t, err)
+		require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+		requireNotes(t, db, 0)
+		_, err = holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+		require.NoError(t, err)
+		requireNotes(t, db, 1)
+		require.Error(t, store.InTx(t.Context(), orphan))
+		require.NoError(t, store.InTx(t.Context(), func(context.Context, *sql.Tx) error { return nil }))
+	})
+}
+
+// What is set on a connection while the store hurries is set back: create sees the caller's settings, and so does whoever
+// gets the connection next.
+func TestSQLiteSettingsAreSetBack(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		path := filepath.Join(t.TempDir(), "test.db")
+		db, err := sql.Open(driver, sqliteDSN(path)+"&_pragma=synchronous(EXTRA)")
+		require.NoError(t, err)
+		t.Cleanup(func() { db.Close() })
+		execute(t, db, sqlstore.SQLiteSchema(nil)+"CREATE TABLE writes (name TEXT NOT NULL)")
+		store, err := sqlstore.NewSQLite(db, nil)
+		require.NoError(t, err)
+		check := func(q interface {
+			QueryRow(string, ...any) *sql.Row
+		}) {
+			var timeout, synchronous int
+			require.NoError(t, q.QueryRow("SELECT timeout, synchronous FROM pragma_busy_timeout, pragma_synchronous").Scan(&timeout, &synchronous))
+			require.Equal(t, 5000, timeout)
+			require.Equal(t, 3, synchronous)
+		}
+		for range 2 {
+			_, err = holdsend.HandleIdempotent(t.Context(), store, request(key), func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+				check(tx)
+				return insertNote(ctx, tx, in)
+			})
+			require.NoError(t, err)
+			check(db)
+		}
+		_, err = holdsend.HandleIdempotent(t.Context(), store, request("key-not-stored"), func(context.Context, *sql.Tx, holdsend.Incoming) (holdsend.Response, error) {
+			return holdsend.Response{Status: 404}, nil
+		})
+		require.NoError(t, err)
+		_, err = store.PurgeExpired(t.Context())
+		require.NoError(t, err)
+		check(db)
+	})
+}

@@ -1,0 +1,477 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdsend/holdsend-go"
+	"github.com/holdsend/holdsend-go/internal/bounds"
+	"github.com/holdsend/holdsend-go/internal/postgressql"
+)
+
+// beginTries is how often Begin starts on a new connection after one broke, which is what a pool holds after the database
+// restarted.
+const beginTries = 3
+
+// PostgresStore keeps records in a table beside the data that create writes, on any driver of database/sql whose errors
+// have a method SQLState, as those of pgx's stdlib and of lib/pq do. It gives the guarantees of holdsend.PostgresStore, on
+// the same table with the same SQL: both may be used on one database.
+//
+// database/sql cannot send two statements at once, so a create with one INSERT takes six round trips (claim, BEGIN, lock,
+// INSERT, completion, COMMIT) where holdsend.PostgresStore and an unprotected transaction take three; a replay takes one.
+// lib/pq doubles those of statements with parameters. Two more come with each statement of the library where the
+// database's default is not read committed. If you have a choice, use pgx.
+//
+// It starts no goroutine of its own and keeps no session state. A create takes one connection for its whole run; a waiting
+// duplicate takes none between two looks.
+type PostgresStore struct {
+	db        *sql.DB
+	o         Options
+	sql       *postgressql.Statements
+	resolved  sync.Map     // table oid (int64) to *postgressql.Statements, where Options.Schema is empty
+	committed atomic.Int32 // whether the default level is read committed: one of the values below
+}
+
+const (
+	levelUnknown = iota
+	levelReadCommitted
+	levelOther
+)
+
+var _ holdsend.Store[*sql.Tx] = (*PostgresStore)(nil)
+
+// NewPostgres returns a store on db, which stays the caller's to close. It does not touch the database. It returns an
+// error if an option is out of bounds.
+func NewPostgres(db *sql.DB, o *Options) (*PostgresStore, error) {
+	if db == nil {
+		return nil, errors.New("holdsend: NewPostgres needs a *sql.DB")
+	}
+	filled, err := withDefaults(o)
+	if err != nil {
+		return nil, err
+	}
+	if o != nil && o.BusyTimeout != 0 {
+		return nil, errors.New("holdsend: Options.BusyTimeout is for SQLite: leave it out for Postgres")
+	}
+	if filled.TxOptions.ReadOnly {
+		return nil, errors.New("holdsend: Options.TxOptions must not be read-only: a create writes")
+	}
+	filled.MaxIdle = min(filled.MaxIdle, 24*24*time.Hour) // the setting is an int32 of milliseconds
+	table := quoted(filled.Table)
+	if filled.Schema != "" {
+		table = quoted(filled.Schema) + "." + table
+	}
+	return &PostgresStore{db: db, o: filled, sql: postgressql.For(table)}, nil
+}
+
+// PostgresSchema returns the SQL that creates the table: that of holdsend.PostgresSchema. Run it at every start of a
+// service. Of the options it reads Schema and Table.
+func PostgresSchema(o *Options) string {
+	if o == nil {
+		o = &Options{}
+	}
+	return holdsend.PostgresSchema(&holdsend.PostgresOptions{Schema: o.Schema, Table: o.Table})
+}
+
+// Begin implements [holdsend.Store], in three round trips.
+func (s *PostgresStore) Begin(ctx context.Context, c holdsend.Claim) (holdsend.Attempt[*sql.Tx], *holdsend.Record, error) {
+	if err := checkScope(c.Scope); err != nil {
+		return nil, nil, err
+	}
+	for try := 1; ; try++ {
+		conn, err := s.acquire(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		a := &postgresAttempt{store: s, sql: s.sql, conn: conn, scope: c.Scope, claimID: newClaimID()}
+		record, err := s.begin(ctx, a, c)
+		if err == nil && record == nil {
+			return a, nil, nil
+		}
+		if err == nil {
+			_ = conn.Close()
+			return nil, record, nil
+		}
+		a.destroy()
+		if a.sent { // the claim may have been committed, but create did not run: give the key back
+			freeCtx, cancel := detached(ctx)
+			_ = s.free(freeCtx, a)
+			cancel()
+		}
+		if errors.Is(err, driver.ErrBadConn) && try < beginTries && ctx.Err() == nil {
+			continue
+		}
+		return nil, nil, explainPostgres(err)
+	}
+}
+
+// begin claims c.Scope for a and opens its transaction, or returns the record that stands there.
+func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsend.Claim) (*holdsend.Record, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		claimSQL, args := s.sql.Claim, []any{
+			c.Scope.Owner, c.Scope.Operation, c.Scope.Key, s.o.TakeOverAfter.Microseconds(), a.claimID, c.Fingerprint,
+		}
+		if c.Replace != nil {
+			claimSQL, args = s.sql.Replace, append(args, c.Replace.ClaimID, string(c.Replace.State))
+		}
+		var won *string
+		var row recordRow[time.Time]
+		a.sent = true
+		err := s.query(ctx, a.conn, append([]any{&won}, row.targets()...), claimSQL, args...)
+		if errors.Is(err, sql.ErrNoRows) {
+			// Neither won nor lost: another claim came in between, or what was to be replaced is gone.
+			c.Replace, a.sent = nil, false
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if won == nil {
+			a.sent = false
+			return row.record(c.Scope, sameTime)
+		}
+
+		// The transaction outlives ctx, so it begins on a context of its own: database/sql rolls back when that ends.
+		txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		stop := context.AfterFunc(ctx, cancel) // while Begin lasts
+		a.cancel = cancel
+		a.tx, err = a.conn.BeginTx(txCtx, &s.o.TxOptions)
+		var serializable bool
+		var idle string
+		if err == nil {
+			// By its row: under Serializable the table must not be read by its index, and it is no dearer elsewhere.
+			err = a.tx.QueryRowContext(txCtx, s.sql.LockByRow, *won, a.claimID, s.o.MaxIdle.Milliseconds()).
+				Scan(&a.row, &a.xid, &a.table, &serializable, &idle)
+		}
+		if err == nil {
+			err = s.qualify(txCtx, a)
+		}
+		if !stop() && err == nil {
+			err = ctx.Err()
+		}
+		switch {
+		case err == nil:
+			return nil, nil
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case a.tx == nil:
+			return nil, err
+		case errors.Is(err, sql.ErrNoRows) || sqlState(err) == "40001":
+			// The claim was lost between its commit and its lock: forgotten, purged or taken over. Create has not run,
+			// so this is no error: start over, with a claim that nobody has seen.
+			if err := a.tx.Rollback(); err != nil {
+				return nil, err
+			}
+			cancel()
+			a.tx, c.Replace, a.claimID, a.xid = nil, nil, newClaimID(), ""
+		default:
+			return nil, err
+		}
+	}
+}
+
+func sameTime(t time.Time) time.Time { return t }
+
+// qualify gives a the statements that name the table with its schema, so that a search_path which create sets changes
+// nothing. The name is looked up once for each table.
+func (s *PostgresStore) qualify(ctx context.Context, a *postgresAttempt) error {
+	if s.o.Schema != "" {
+		return nil
+	}
+	if known, ok := s.resolved.Load(a.table); ok {
+		a.sql = known.(*postgressql.Statements)
+		return nil
+	}
+	var name string
+	if err := a.tx.QueryRowContext(ctx, postgressql.TableName, a.table).Scan(&name); err != nil {
+		return err
+	}
+	a.sql = postgressql.For(name)
+	s.resolved.Store(a.table, a.sql)
+	return nil
+}
+
+// InTx implements [holdsend.Store].
+func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancel) // while BeginTx lasts
+	a := &postgresAttempt{store: s, conn: conn, cancel: cancel}
+	defer a.destroy() // on every path that does not end well, a panic of fn's among them
+	a.tx, err = conn.BeginTx(txCtx, &s.o.TxOptions)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return explainPostgres(err)
+	}
+	var xid string
+	if err := a.tx.QueryRowContext(txCtx, postgressql.TransactionID).Scan(&xid); err != nil {
+		return err
+	}
+	if err := fn(ctx, a.tx); err != nil {
+		if a.tx.Rollback() == nil {
+			a.release()
+		}
+		return err
+	}
+	// A create that ended the transaction is found out before the COMMIT, by the transaction's id.
+	commitCtx, cancelCommit := detached(ctx)
+	defer cancelCommit()
+	var now string
+	err = a.tx.QueryRowContext(commitCtx, postgressql.TransactionID).Scan(&now)
+	switch {
+	case errors.Is(err, sql.ErrTxDone) || err == nil && now != xid:
+		return holdsend.ErrTxEnded
+	case sqlState(err) == "25P02":
+		return errTxFailed
+	case err != nil:
+		return err
+	}
+	defer context.AfterFunc(commitCtx, cancel)()
+	switch err := a.tx.Commit(); {
+	case err == nil:
+		a.release()
+		return nil
+	case isRolledBack(err):
+		return err
+	default:
+		return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, err)
+	}
+}
+
+// Find implements [holdsend.Store].
+func (s *PostgresStore) Find(ctx context.Context, scope holdsend.Scope) (*holdsend.Record, error) {
+	if err := checkScope(scope); err != nil {
+		return nil, err
+	}
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	var row recordRow[time.Time]
+	err = s.query(ctx, conn, row.targets(), s.sql.Find, scope.Owner, scope.Operation, scope.Key, s.o.TakeOverAfter.Microseconds())
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil, holdsend.ErrNotFound
+	case err != nil:
+		return nil, explainPostgres(err)
+	}
+	return row.record(scope, sameTime)
+}
+
+// TombstoneResource implements [holdsend.Store]. tx is any transaction on the database.
+func (s *PostgresStore) TombstoneResource(ctx context.Context, tx *sql.Tx, r holdsend.Resource) (int64, error) {
+	if err := checkResource(r); err != nil {
+		return 0, err
+	}
+	result, err := tx.ExecContext(ctx, s.sql.Tombstone, r.Owner, r.Operation, r.Ref)
+	if err != nil {
+		return 0, explainPostgres(err)
+	}
+	return result.RowsAffected()
+}
+
+// ForgetOwner implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction, then what is held by living
+// attempts one by one.
+func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (forgotten int64, err error) {
+	if err := bounds.Required("owner", owner); err != nil {
+		return 0, err
+	}
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+
+	var called time.Time // by the database's clock: a record younger than this is not ours to forget
+	if err := s.query(ctx, conn, []any{&called}, s.sql.Now); err != nil {
+		return 0, explainPostgres(err)
+	}
+	var operation, key string
+	for {
+		var count int64
+		err := s.query(ctx, conn, []any{&operation, &key, &count}, s.sql.ForgetBatch, owner, called, operation, key)
+		if errors.Is(err, sql.ErrNoRows) {
+			break
+		}
+		if err != nil {
+			return forgotten, explainPostgres(err)
+		}
+		forgotten += count
+	}
+	operation, key = "", ""
+	for {
+		err := s.query(ctx, conn, []any{&operation, &key}, s.sql.ForgetNext, owner, called, operation, key)
+		if errors.Is(err, sql.ErrNoRows) {
+			return forgotten, nil
+		}
+		if err != nil {
+			return forgotten, explainPostgres(err)
+		}
+		err = inReadCommitted(ctx, conn, func(tx *sql.Tx) error {
+			result, err := tx.ExecContext(ctx, s.sql.ForgetOne, owner, called, operation, key)
+			if err != nil {
+				return err
+			}
+			rows, err := result.RowsAffected()
+			forgotten += rows
+			return err
+		})
+		if err != nil {
+			return forgotten, explainPostgres(err)
+		}
+	}
+}
+
+// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction.
+func (s *PostgresStore) PurgeExpired(ctx context.Context) (holdsend.Purged, error) {
+	var purged holdsend.Purged
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return purged, err
+	}
+	defer conn.Close()
+	for _, step := range []struct {
+		count *int64
+		sql   string
+		args  []any
+	}{
+		{&purged.Records, s.sql.PurgeRecords, nil},
+		{&purged.Claims, s.sql.PurgeClaims, []any{s.o.StaleClaim.Microseconds()}},
+	} {
+		for from := new(time.Time); from != nil; { // the last batch ends at none
+			var count int64
+			if err := s.query(ctx, conn, []any{&count, &from}, step.sql, append([]any{*from}, step.args...)...); err != nil {
+				return purged, explainPostgres(err)
+			}
+			*step.count += count
+		}
+	}
+	return purged, nil
+}
+
+// query runs one statement that returns a row, in a transaction of its own at read committed, whatever the database's
+// default: under repeatable read, a statement that waited for a commit fails with 40001 instead of seeing it. Where that
+// is the default anyway, the statement travels alone.
+func (s *PostgresStore) query(ctx context.Context, conn *sql.Conn, targets []any, statement string, args ...any) error {
+	if s.committed.Load() == levelUnknown {
+		var level string
+		if err := conn.QueryRowContext(ctx, postgressql.DefaultIsolation).Scan(&level); err != nil {
+			return err
+		}
+		known := int32(levelOther)
+		if level == "read committed" {
+			known = levelReadCommitted
+		}
+		s.committed.Store(known)
+	}
+	if s.committed.Load() == levelReadCommitted {
+		return conn.QueryRowContext(ctx, statement, args...).Scan(targets...)
+	}
+	return inReadCommitted(ctx, conn, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, statement, args...).Scan(targets...)
+	})
+}
+
+// inReadCommitted commits also where a statement returned no row. COMMIT goes apart, so that a call which ended with its
+// context leaves nothing on its way.
+func inReadCommitted(ctx context.Context, conn *sql.Conn, fn func(*sql.Tx) error) error {
+	tx, err := conn.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return err
+	}
+	err = fn(tx)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		_ = tx.Rollback()
+		return err
+	}
+	if commitErr := tx.Commit(); commitErr != nil {
+		return commitErr
+	}
+	return err
+}
+
+// free gives a's key back on another connection, and waits for a backend of a's that is still there. If create committed
+// a's transaction itself, the claim is kept for good and the error is ErrTxEnded.
+func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt) error {
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var freed, kept bool
+	err = inReadCommitted(ctx, conn, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, a.sql.LockClaim, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID); err != nil {
+			return err
+		}
+		return tx.QueryRowContext(ctx, a.sql.Free, a.freeArguments()...).Scan(&freed, &kept)
+	})
+	return freeResult(freed, kept, err)
+}
+
+func freeResult(freed, kept bool, err error) error {
+	switch {
+	case err != nil:
+		return fmt.Errorf("holdsend: free the key of a failed attempt (a retry takes it over when the attempt's connection has ended): %w", err)
+	case kept:
+		return errKept
+	case !freed:
+		return errors.New("holdsend: the database cannot tell how the attempt's transaction ended, so its key was not freed")
+	}
+	return nil
+}
+
+func (s *PostgresStore) acquire(ctx context.Context) (*sql.Conn, error) {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("holdsend: get a connection: %w", err)
+	}
+	return conn, nil
+}
+
+// sqlState returns the SQLSTATE of a driver's error, or nothing.
+func sqlState(err error) string {
+	var sqlError interface{ SQLState() string }
+	if errors.As(err, &sqlError) {
+		return sqlError.SQLState()
+	}
+	return ""
+}
+
+// isRolledBack reports whether err, from COMMIT, proves a rollback: a constraint or a serialization failure, which Postgres
+// never raises but by an ERROR. Of other states a driver's error does not say whether the server had to go (FATAL, PANIC),
+// and then a commit may be there all the same.
+func isRolledBack(err error) bool {
+	state := sqlState(err)
+	return strings.HasPrefix(state, "23") || strings.HasPrefix(state, "40") && state != "40003"
+}
+
+// explainPostgres adds the fix to errors that a wrong set-up gives.
+func explainPostgres(err error) error {
+	switch sqlState(err) {
+	case "42P01", "3F000":
+		return fmt.Errorf("holdsend: the records table was not found: run PostgresSchema, or set Options.Schema and Table: %w", err)
+	case "42703":
+		return fmt.Errorf("holdsend: the records table lacks a column: run PostgresSchema of this version: %w", err)
+	case "42501":
+		return fmt.Errorf("holdsend: the database role needs SELECT, INSERT, UPDATE and DELETE on the records table: %w", err)
+	case "25006":
+		return fmt.Errorf("holdsend: the database is read-only: connect to a primary: %w", err)
+	}
+	return err
+}

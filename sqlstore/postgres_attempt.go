@@ -1,0 +1,216 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/holdsend/holdsend-go"
+	"github.com/holdsend/holdsend-go/internal/postgressql"
+)
+
+var errTxFailed = errors.New("holdsend: a statement of create failed and its error was ignored, so nothing was stored: return the error, or set a SAVEPOINT before what may fail")
+
+// postgresAttempt holds a connection with an open transaction, which holds the lock on the claim's row.
+type postgresAttempt struct {
+	store   *PostgresStore
+	sql     *postgressql.Statements // with the table's schema, once locked
+	conn    *sql.Conn               // nil once let go
+	tx      *sql.Tx                 // nil until begun
+	cancel  context.CancelFunc      // ends the context of tx, and with it what hangs
+	scope   holdsend.Scope
+	claimID string
+	sent    bool // the claim may have been committed
+
+	// What the lock returned.
+	row   string // the ctid of the claim
+	xid   string // the transaction
+	table int64  // the table's oid
+
+	ended   bool // by Complete or Abort
+	settled bool // nothing is left for Abort to do
+	warning error
+}
+
+var _ holdsend.Warner = (*postgresAttempt)(nil)
+
+// Tx implements [holdsend.Attempt].
+func (a *postgresAttempt) Tx() *sql.Tx { return a.tx }
+
+// Warning implements [holdsend.Warner].
+func (a *postgresAttempt) Warning() error { return a.warning }
+
+// Complete implements [holdsend.Attempt], in two round trips.
+func (a *postgresAttempt) Complete(ctx context.Context, c holdsend.Completion) error {
+	if a.ended {
+		return errAttemptEnded
+	}
+	a.ended = true
+	text, err := textOf(c)
+	if err != nil {
+		return err
+	}
+	var ttl *int64
+	if text.ttl > 0 {
+		microseconds := max(text.ttl.Microseconds(), 1)
+		ttl = &microseconds
+	}
+	answer := []any{ttl, text.status, text.header, text.body, text.ref}
+
+	var one int
+	err = a.tx.QueryRowContext(ctx, a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...).Scan(&one)
+	switch {
+	case errors.Is(err, sql.ErrTxDone) || isGuard(err, postgressql.GuardEnded):
+		return a.settle(ctx, answer)
+	case isGuard(err, postgressql.GuardLost):
+		a.settled = true
+		a.destroy()
+		return holdsend.ErrClaimLost
+	case sqlState(err) == "25P02":
+		return errTxFailed
+	case err != nil:
+		return err
+	}
+	// Commit takes no context: where ctx ends, that of the transaction does. (lib/pq does not listen to it by then.)
+	stop := context.AfterFunc(ctx, a.cancel)
+	err = a.tx.Commit()
+	stop()
+	switch {
+	case err == nil:
+		a.settled = true
+		a.release()
+		return nil
+	case isRolledBack(err):
+		return err
+	}
+	return a.findOut(ctx, err)
+}
+
+// isGuard reports whether err is the failure of a guard of the completing statement, which quotes it.
+func isGuard(err error, guard string) bool {
+	return err != nil && sqlState(err) == "22P02" && strings.Contains(err.Error(), guard)
+}
+
+// settle handles a transaction that create ended itself. If it committed, its 2xx completes the record: a freed key would
+// double the write.
+func (a *postgresAttempt) settle(ctx context.Context, answer []any) error {
+	a.destroy() // create may have left anything on the connection
+	var how string
+	var completed bool
+	conn, err := a.store.acquire(ctx)
+	if err == nil {
+		defer conn.Close()
+		args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid}, answer...)
+		err = a.store.query(ctx, conn, []any{&how, &completed}, a.sql.Settle, args...)
+	}
+	switch {
+	case err != nil: // Abort asks once more, and keeps the key if the write is there
+		return fmt.Errorf("%w: %w", holdsend.ErrTxEnded, err)
+	case completed:
+		a.settled = true
+		a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", holdsend.ErrTxEnded)
+		return nil
+	case how == "aborted":
+		return fmt.Errorf("holdsend: create rolled its transaction back, so nothing was stored: %w", holdsend.ErrTxEnded)
+	}
+	// Committed, but the claim went to another or is gone, or the database cannot tell.
+	a.settled = true
+	return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, holdsend.ErrTxEnded)
+}
+
+// findOut returns the truth about a COMMIT whose answer was lost. It never sends it again, and while it does not know,
+// the key is kept.
+func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
+	a.destroy() // a backend that still waits for COMMIT must not make the question wait for itself
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
+	defer cancel()
+	for {
+		state, err := a.ask(ctx)
+		switch {
+		case err == nil && state != holdsend.StateClaimed: // completed, or gone since, under this claim id
+			a.settled = true
+			return nil
+		case err == nil:
+			return fmt.Errorf("holdsend: the commit failed, and nothing was stored: %w", lost)
+		case errors.Is(err, sql.ErrNoRows) || ctx.Err() != nil:
+			a.settled = true
+			return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, lost)
+		}
+		select { // a database that restarts answers soon
+		case <-time.After(outcomePause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (a *postgresAttempt) ask(ctx context.Context) (state holdsend.State, err error) {
+	conn, err := a.store.acquire(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	err = a.store.query(ctx, conn, []any{&state}, a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
+	return state, err
+}
+
+// Abort implements [holdsend.Attempt].
+func (a *postgresAttempt) Abort(ctx context.Context) error {
+	a.ended = true
+	if a.settled {
+		return nil
+	}
+	a.settled = true
+	if a.conn != nil {
+		stop := context.AfterFunc(ctx, a.cancel)
+		err := a.tx.Rollback()
+		stop()
+		if err == nil {
+			// The rollback is done, so there is no backend to wait for.
+			var freed, kept bool
+			err = a.store.query(ctx, a.conn, []any{&freed, &kept}, a.sql.Free, a.freeArguments()...)
+			if err == nil {
+				a.release()
+				return freeResult(freed, kept, nil)
+			}
+		}
+		a.destroy()
+	}
+	return a.store.free(ctx, a)
+}
+
+// freeArguments are the parameters of Free. The transaction is NULL where create did not run.
+func (a *postgresAttempt) freeArguments() []any {
+	var xid *string
+	if a.xid != "" {
+		xid = &a.xid
+	}
+	return []any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid}
+}
+
+// release returns the connection to the pool, its transaction over.
+func (a *postgresAttempt) release() {
+	if a.conn == nil {
+		return
+	}
+	a.cancel()
+	_ = a.conn.Close()
+	a.conn = nil
+}
+
+// destroy rolls back what is still open and closes the connection.
+func (a *postgresAttempt) destroy() {
+	if a.conn == nil {
+		return
+	}
+	if a.cancel != nil {
+		a.cancel() // first: the rollback then waits for no answer
+	}
+	if a.tx != nil {
+		_ = a.tx.Rollback()
+	}
+	discard(a.conn)
+	a.conn = nil
+}
