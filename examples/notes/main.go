@@ -3,7 +3,7 @@
 //
 //	go -C examples run ./notes
 //
-// It keeps everything in memory, or in Postgres if DATABASE_URL is set. README.md shows what it answers.
+// It keeps everything in an SQLite file, notes.db, or in Postgres if DATABASE_URL is set. README.md shows what it answers.
 package main
 
 import (
@@ -55,11 +55,14 @@ type backend struct {
 }
 
 // open picks the backend.
-func open(ctx context.Context, getenv func(string) string, logger *slog.Logger) (*backend, error) {
+func open(ctx context.Context, path string, getenv func(string) string, logger *slog.Logger) (*backend, error) {
 	if url := getenv("DATABASE_URL"); url != "" {
 		return openPostgres(ctx, url, logger)
 	}
-	return openMemory(logger), nil
+	if path == ":memory:" {
+		return openMemory(logger), nil
+	}
+	return openSQLite(ctx, path, logger)
 }
 
 // run serves until ctx ends, then lets the requests in flight finish.
@@ -67,13 +70,14 @@ func run(ctx context.Context, args []string, getenv func(string) string, stderr 
 	flags := flag.NewFlagSet("notes", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	addr := flags.String("addr", "127.0.0.1:8080", "address to listen on")
+	path := flags.String("db", "notes.db", "SQLite file to keep everything in, unless DATABASE_URL names a Postgres; :memory: keeps nothing")
 	origins := flags.String("origins", "http://localhost:*,http://127.0.0.1:*", "web pages that may call the API, separated by commas")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	logger := slog.New(slog.NewTextHandler(stderr, nil))
 
-	backend, err := open(ctx, getenv, logger)
+	backend, err := open(ctx, *path, getenv, logger)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 
 // openMemory returns a backend that forgets everything when the process ends.
 func openMemory(logger *slog.Logger) *backend {
-	logger.Warn("everything is kept in memory and lost when the service stops: set DATABASE_URL to keep it in Postgres")
+	logger.Warn("everything is kept in memory and lost when the service stops: leave out -db :memory: to keep it in a file")
 	store := holdsend.NewMemoryStore(nil)
 	entries := &memoryEntries{lastIDs: map[collection]int64{}, lists: map[memoryList][]entry{}}
 	return &backend{

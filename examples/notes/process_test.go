@@ -65,14 +65,16 @@ type process struct {
 	exited  chan struct{} // closed once it has ended, with its log complete
 }
 
-// startBinary starts the service on a free port, on Postgres unless databaseURL is empty.
-func startBinary(t *testing.T, databaseURL string) *process {
+// startBinary starts the service on a free port, on Postgres unless databaseURL is empty. Else it keeps its data in a
+// directory of its own, or where more arguments say.
+func startBinary(t *testing.T, databaseURL string, more ...string) *process {
 	t.Helper()
 	path, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := exec.Command(path, "-addr", "127.0.0.1:0")
+	command := exec.Command(path, append([]string{"-addr", "127.0.0.1:0"}, more...)...)
+	command.Dir = t.TempDir()
 	command.Env = environment("DATABASE_URL=" + databaseURL)
 	return start(t, command)
 }
@@ -230,7 +232,7 @@ func TestShutdownFinishesARunningCreate(t *testing.T) {
 // The memory backend has no create that takes long, but a client may take long to send one.
 func TestShutdownFinishesARequestThatIsStillSent(t *testing.T) {
 	t.Parallel()
-	service := startBinary(t, "")
+	service := startBinary(t, "", "-db", ":memory:")
 	connection, err := net.Dial("tcp", strings.TrimPrefix(service.url, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -276,6 +278,26 @@ func TestRetryAfterACrashGetsTheOriginalAnswer(t *testing.T) {
 	wantTexts(t, listed(t, again.url, "ada", emergencyMessages), "help")
 }
 
+// The same on a file, which is where a service started without a word keeps its data.
+func TestRetryAfterACrashGetsTheOriginalAnswerFromTheFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "my notes?#%.db") // any name
+	service := startBinary(t, "", "-db", file)
+	note := send(t, "POST", service.url+"/api/notes", `{"text":"once"}`, keyed...).wantFirst(t)
+	service.kill()
+
+	again := startBinary(t, "", "-db", file)
+	send(t, "POST", again.url+"/api/notes", `{"text":"once"}`, keyed...).wantReplay(t, note)
+	wantTexts(t, listed(t, again.url, "ada", notes), "once")
+	again.kill()
+
+	if _, err := os.Stat(file); err != nil {
+		t.Fatal(err)
+	}
+	forgetful := startBinary(t, "", "-db", ":memory:")
+	send(t, "POST", forgetful.url+"/api/notes", `{"text":"once"}`, keyed...).wantFirst(t)
+}
+
 func TestRetryAfterACrashInTheMiddleOfACreate(t *testing.T) {
 	t.Parallel()
 	databaseURL := pgtest.URL(t)
@@ -318,6 +340,7 @@ func TestServiceThatCannotStartSaysWhy(t *testing.T) {
 		"address taken":    {"", []string{"-addr", taken.Addr().String()}, "address already in use"},
 		"no database":      {"postgres://ada:hushhush@127.0.0.1:1/notes", nil, "connect"},
 		"bad DATABASE_URL": {"postgres://ada:hushhush@127.0.0.1:port/notes", nil, "cannot parse"},
+		"no directory":     {"", []string{"-db", filepath.Join(t.TempDir(), "none", "notes.db")}, "opening the database"},
 		"unknown flag":     {"", []string{"-adr"}, "flag provided but not defined: -adr"},
 	} {
 		t.Run(name, func(t *testing.T) {

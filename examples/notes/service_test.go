@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -35,6 +36,14 @@ func eachBackend(t *testing.T, log io.Writer, test func(t *testing.T, url string
 	t.Run("memory", func(t *testing.T) {
 		t.Parallel()
 		serve(t, openMemory(logger))
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
+		b, err := openSQLite(t.Context(), filepath.Join(t.TempDir(), "notes.db"), logger)
+		if err != nil {
+			t.Fatal(err)
+		}
+		serve(t, b)
 	})
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
