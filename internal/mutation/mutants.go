@@ -1,0 +1,297 @@
+package main
+
+// A mutant is the library with one rule broken on purpose.
+type mutant struct {
+	bug   string // what is wrong with it
+	rule  string // what it breaks
+	edits []edit
+	tests tests // which must fail
+}
+
+// An edit replaces text that occurs exactly once in a file.
+type edit struct{ file, old, new string }
+
+// tests is one run of go test.
+type tests struct{ directory, run string }
+
+func root(run string) tests { return tests{".", run} }
+
+// sql runs tests of the stores on database/sql, which live in a module of their own.
+func sql(run string) tests { return tests{"internal/sqltest", run} }
+
+const (
+	schema   = "schema.sql"
+	postgres = "internal/postgressql/postgressql.go" // also the SQL of sqlstore's Postgres store
+	sqlite   = "sqlstore/sqlite_sql.go"
+	attempt  = "store_postgres_attempt.go"
+	memory   = "store_memory.go"
+	protocol = "holdsend.go"
+
+	postgresContract = "^TestPostgresKeepsTheContract$/"
+	sqlContract      = "^TestPostgresKeepsTheContract$/^pgx$/"
+	sqliteContract   = "^TestSQLiteKeepsTheContract$/^modernc$/"
+	memoryContract   = "^TestMemoryStoreContract$/"
+)
+
+// mutants has the stores first, then the protocol and the HTTP layer.
+var mutants = []mutant{
+	// Postgres.
+	{
+		"Postgres: no unique index", "of many simultaneous requests one gets the claim",
+		[]edit{
+			{schema, "resource_ref text COLLATE \"C\",\n\t\t\tPRIMARY KEY (owner, operation, key)\n", "resource_ref text COLLATE \"C\"\n"},
+			{postgres, "\tON CONFLICT (owner, operation, key) DO NOTHING\n", ""},
+		},
+		root(postgresContract + "(OneWinnerOfMany|ProtocolCreatesOnce)"),
+	},
+	{
+		"Postgres: claim not committed before create", "a claim is visible to everybody before create starts",
+		[]edit{{"store_postgres.go", `b.Queue("commit") // nobody sees the claim before this`, `b.Queue("savepoint claimed")`}},
+		root(postgresContract + "^Begin"),
+	},
+	{
+		"Postgres: claim by ON CONFLICT alone", "Begin never waits for a completion",
+		[]edit{{postgres, "\tWHERE NOT EXISTS (SELECT FROM {records} WHERE {scope})\n", ""}},
+		root(postgresContract + "^Begin"),
+	},
+	{
+		"Postgres: attempt does not lock its claim", "a living attempt is never robbed",
+		[]edit{{postgres, "{scope} AND claim_id = $4::text::uuid AND state = 'claimed'\nFOR NO KEY UPDATE`", "{scope} AND claim_id = $4::text::uuid AND state = 'claimed'`"}},
+		root(postgresContract + "^Replace"),
+	},
+	{
+		"Postgres: take-over waits for a living attempt (no SKIP LOCKED)", "Begin never waits for another attempt",
+		[]edit{{postgres, "\tFOR UPDATE SKIP LOCKED\n), mine AS (", "\tFOR UPDATE\n), mine AS ("}},
+		root(postgresContract + "^Replace"),
+	},
+	{
+		"Postgres: take-over without compare-and-set", "a record that changed since it was seen is not replaced",
+		[]edit{{postgres, "claim_id::text = $7::text AND state = $8::text\n", "$7::text IS NOT NULL AND $8::text IS NOT NULL\n"}},
+		root(postgresContract + "(^Replace|TakeOver)"),
+	},
+	{
+		"Postgres: take-over at any age", "a claim is taken over only once it is old enough",
+		[]edit{{postgres, "\t\t\tOR state = 'claimed' AND claimed_at <= statement_timestamp() - $4::bigint * interval '1 microsecond')\n\tFOR UPDATE",
+			"\t\t\tOR state = 'claimed' AND $4::bigint IS NOT NULL)\n\tFOR UPDATE"}},
+		root(postgresContract + "(^Replace|TakeOver)"),
+	},
+	{
+		"Postgres: owner is no part of the lookup", "nobody gets another owner's answer",
+		[]edit{{postgres, "const scope = `owner = $1::text AND", "const scope = `$1::text IS NOT NULL AND"}},
+		root(postgresContract + "^Scope"),
+	},
+	{
+		"Postgres: no transaction guard in the completion", "a create that ended its transaction is found out",
+		[]edit{{postgres, "AND state = 'claimed'\n\t\tAND pg_current_xact_id() = $3::text::xid8\n\tRETURNING 1", "AND state = 'claimed'\n\tRETURNING 1"}},
+		root("^TestPostgresCreateThatMistreatsItsTransaction$"),
+	},
+	{
+		"Postgres: lost COMMIT answer taken for a rollback, and the key freed", "a key that may have committed is never freed",
+		[]edit{
+			{attempt, "\t\treturn a.findOut(ctx, err)\n\t}\n\treturn a.settle(ctx, answer, err)", "\t\treturn err\n\t}\n\treturn a.settle(ctx, answer, err)"},
+			{postgres, "SELECT $5::text IS NULL OR pg_xact_status($5::text::xid8) = 'aborted' AS aborted,", "SELECT true AS aborted,"},
+			{postgres, "claim_id = $4::text::uuid AND state = 'claimed' AND aborted", "claim_id = $4::text::uuid AND aborted"},
+		},
+		root("^TestPostgresLostCommitAnswer$/^cache_statement$"),
+	},
+	{
+		"Postgres: COMMIT sent again after a lost answer", "COMMIT is never sent twice",
+		[]edit{{attempt, "\t\treturn a.findOut(ctx, err)\n\t}\n\treturn a.settle(ctx, answer, err)", `		a.letGo(ctx)
+		if a.conn, err = a.store.acquire(ctx); err == nil {
+			err = a.commit(ctx, answer)
+		}
+		return a.findOut(ctx, err)
+	}
+	return a.settle(ctx, answer, err)`}},
+		root("^TestPostgresLostCommitAnswer$/^cache_statement$"),
+	},
+	{
+		"Postgres: unknown outcome, and the key aborted", "while the outcome is unknown the key is kept",
+		[]edit{
+			{attempt, "ctx.Err() != nil:\n\t\t\ta.settled = true\n\t\t\treturn fmt.Errorf(\"%w: %w\", ErrOutcomeUnknown, lost)", "ctx.Err() != nil:\n\t\t\treturn lost"},
+		},
+		root("^TestPostgresOutcomeUnknown$"),
+	},
+	{
+		"Postgres: expiry ignored", "an expired record is as if there were none",
+		[]edit{{postgres, "\tcoalesce(expires_at <= statement_timestamp(), false),\n", "\tfalse,\n"}},
+		root(postgresContract + "(Expired|TTL)"),
+	},
+	{
+		"Postgres: tombstone loses the fingerprint", "a tombstone still tells other content",
+		[]edit{{postgres, "UPDATE {records} SET state = 'gone', status = NULL", "UPDATE {records} SET state = 'gone', fingerprint = '', status = NULL"}},
+		root(postgresContract + "(Tombstone|OtherContent)"),
+	},
+	{
+		"Postgres: Abort frees a newer claim", "Abort never touches a newer claim",
+		[]edit{{postgres, "WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND aborted", "WHERE {scope} AND $4::text IS NOT NULL AND state = 'claimed' AND aborted"}},
+		root(postgresContract + "(^Abort|^Complete)"),
+	},
+	{
+		"Postgres: purge waits for living claims, and takes them", "purge spares living attempts and waits for none",
+		[]edit{{postgres, "\tORDER BY claimed_at LIMIT 1000\n\tFOR UPDATE SKIP LOCKED\n", "\tORDER BY claimed_at LIMIT 1000\n\tFOR UPDATE\n"}},
+		root(postgresContract + "^Purge"),
+	},
+	{
+		"Postgres: forget takes newer records", "ForgetOwner deletes only what is older than its call",
+		[]edit{{postgres, "(claimed_at <= $2::timestamptz OR claimed_at = 'infinity')", "($2::timestamptz IS NOT NULL)"}},
+		root(postgresContract + "^Forget"),
+	},
+	{
+		"Postgres: statements at the database's default level", "a statement that waited for a commit sees it",
+		[]edit{{"store_postgres.go", "var pinned = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}", "var pinned = pgx.TxOptions{}"}},
+		root("^TestPostgresLostCommitAnswerUnderEveryIsolationLevel$"),
+	},
+	{
+		"Postgres: leaked transaction still works", "no transaction outlives its attempt",
+		[]edit{{"store_postgres_tx.go", "if t.use.closed.Load() {", "if false {"}},
+		root("^TestPostgresLeakedTransactionIsRefused$"),
+	},
+	{
+		"Postgres: InTx commits what failed", "an error rolls a transaction without a record back",
+		[]edit{{"store_postgres.go", "if err := fn(ctx, &postgresTx{tx: tx, use: &a.use}); err != nil {\n\t\treturn err\n\t}", "_ = fn(ctx, &postgresTx{tx: tx, use: &a.use})"}},
+		root(postgresContract + "^InTx"),
+	},
+	{
+		"Postgres through database/sql: lost COMMIT answer taken for a rollback", "a lost COMMIT answer is found out",
+		[]edit{{"sqlstore/postgres_attempt.go", "\treturn a.findOut(ctx, err)\n}\n\n// isGuard", "\treturn err\n}\n\n// isGuard"}},
+		sql("^TestPostgres(Lost|Commit|Killed)"),
+	},
+	{
+		"Postgres through database/sql: create's transaction ends with Begin's context", "an attempt outlives the context of its Begin",
+		[]edit{{"sqlstore/postgres.go", "\t\tif !stop() && err == nil {\n\t\t\terr = ctx.Err()\n\t\t}\n\t\tswitch {", "\t\t_ = stop\n\t\tswitch {"}},
+		sql(sqlContract + "^Begin"),
+	},
+
+	// SQLite.
+	{
+		"SQLite: no unique index", "of many simultaneous requests one gets the claim",
+		[]edit{
+			{"sqlstore/sqlite.sql", "resource_ref TEXT,\n\tPRIMARY KEY (owner, operation, key)\n", "resource_ref TEXT\n"},
+			{sqlite, " ON CONFLICT (owner, operation, key) DO NOTHING", ""},
+		},
+		sql(sqliteContract + "(OneWinnerOfMany|ProtocolCreatesOnce)"),
+	},
+	{
+		"SQLite: take-over without compare-and-set", "a record that changed since it was seen is not replaced",
+		[]edit{
+			{"sqlstore/sqlite.go", "return seen != nil && standing.ClaimID == seen.ClaimID && standing.State == seen.State && (", "return seen != nil && ("},
+			{sqlite, "AND claim_id = ?6 AND state = ?7\n", "AND ?6 IS NOT NULL AND ?7 IS NOT NULL\n"},
+		},
+		sql(sqliteContract + "(^Replace|TakeOver)"),
+	},
+	{
+		"SQLite: Abort keeps what create wrote", "a create that failed leaves nothing behind",
+		[]edit{{"sqlstore/sqlite_attempt.go", `"ROLLBACK TO " + a.savepoint()`, `"RELEASE " + a.savepoint()`}},
+		sql(sqliteContract + "(^Abort|ProtocolFailure)"),
+	},
+	{
+		"SQLite: a transaction that was rolled back completes its record", "record and write are committed together or not at all",
+		[]edit{
+			{"sqlstore/sqlite_attempt.go", "if state == holdsend.StateClaimed && !marked {", "if false {"},
+			{sqlite, "sqliteComplete + ` AND marked = 1`", "sqliteComplete"},
+		},
+		sql("^TestSQLiteCreateEndsItsTransaction$/^modernc$"),
+	},
+	{
+		"SQLite: expiry counts from the claim", "a record's time to live counts from its completion",
+		[]edit{{sqlite, "expires_at = {now} + ?5", "expires_at = claimed_at + ?5"}},
+		sql(sqliteContract + "TTL"),
+	},
+
+	// Memory.
+	{
+		"memory: no claim guard in the completion", "an attempt that lost its claim writes nothing",
+		[]edit{{memory, "if !s.stands(a.record) || !a.record.living {\n\t\ta.finished = true\n\t\ts.mu.Unlock()\n\t\treturn ErrClaimLost\n\t}\n", ""}},
+		root("^TestMemoryClaimLost$|^TestMemoryStoreContract$/^Complete"),
+	},
+	{
+		"memory: living claim taken over", "a living attempt is never robbed",
+		[]edit{{memory, "s.isAbandoned(standing, now) && !standing.living", "s.isAbandoned(standing, now)"}},
+		root(memoryContract + "^Replace"),
+	},
+	{
+		"memory: Abort frees a newer claim", "Abort never touches a newer claim",
+		[]edit{{memory, "\tif s.stands(a.record) {\n\t\ts.remove(a.record)\n\t}\n", "\tif r := s.records[a.record.kept.Scope]; r != nil {\n\t\ts.remove(r)\n\t}\n"}},
+		root(memoryContract + "^Abort"),
+	},
+	{
+		"memory: purge takes living claims", "purge spares living attempts",
+		[]edit{{memory, "case r.kept.State == StateClaimed && !r.living && now", "case r.kept.State == StateClaimed && now"}},
+		root("^TestMemoryPurgeBesideClaims$|^TestMemoryStoreContract$/^Purge"),
+	},
+
+	// The protocol.
+	{
+		"protocol: state before content", "content is compared before state",
+		[]edit{{protocol, "\tif !same {\n\t\treturn final, refusal(", "\tif !same && record.State == StateCompleted {\n\t\treturn final, refusal("}},
+		root("^TestStateTable$"),
+	},
+	{
+		"protocol: expiry ignored", "an expired record is as if there were none",
+		[]edit{{protocol, "if record.Expired { // as if there were none", "if false {"}},
+		root("^Test(StateTable|ExpiredRecordIsAsNone)$"),
+	},
+	{
+		"protocol: release on a cancelled context", "a client that left leaves no key stuck",
+		[]edit{{protocol, "\tctx, cancel := detached(ctx)\n\tdefer cancel()\n\treturn attempt.Abort(ctx)", "\treturn attempt.Abort(ctx)"}},
+		root("^TestAttemptEndsThoughTheClientLeft$"),
+	},
+	{
+		"protocol: completion on the request's context", "once create has answered, completion does not depend on the client",
+		[]edit{{protocol, "completeCtx, cancel := detached(ctx)", "completeCtx, cancel := context.WithCancel(ctx)"}},
+		root("^TestAttemptEndsThoughTheClientLeft$"),
+	},
+	{
+		"protocol: answer although the completion failed", "no answer leaves before its transaction committed",
+		[]edit{{protocol, "\t\treturn Answer{}, joinEnded(err, abort(ctx, attempt))", "\t\t_ = joinEnded(err, abort(ctx, attempt))"}},
+		root("^TestCompletionFails$"),
+	},
+	{
+		"protocol: 3xx stored", "only a 2xx is stored",
+		[]edit{{protocol, "200 <= status && status <= 299", "200 <= status && status <= 399"}},
+		root("^TestCreatesAnswer$"),
+	},
+	{
+		"protocol: 1xx stored", "only a 2xx is stored",
+		[]edit{{protocol, "200 <= status && status <= 299", "100 <= status && status <= 299"}},
+		root("^TestCreatesAnswer$"),
+	},
+	{
+		"protocol: a take-over is tried without a pause", "a waiting duplicate asks at its pace",
+		[]edit{{protocol, "if verdict == replaceable && !refused {", "if verdict == replaceable && (refused || !refused) {"}},
+		root("^Test(WaiterPace|WaiterTakesOver|PostgresTakeOverIsBoundedByWait)$"),
+	},
+	{
+		"protocol: Set-Cookie stored", "a replay carries nobody else's cookie",
+		[]edit{{"answer.go", `"Set-Cookie", "Set-Cookie2",`, `"Set-Cookie2",`}},
+		root("^Test(StoredHeaders|LayerStoredHeaders)$"),
+	},
+	{
+		"protocol: the first of two keys counts", "two Idempotency-Key headers are a bad key",
+		[]edit{{"key.go", "if count > 1 || len(key)", "if len(key)"}},
+		root("^Test(Refusals|LayerKeys)$"),
+	},
+
+	// The HTTP layer.
+	{
+		"HTTP: answer before commit", "no answer leaves before its transaction committed",
+		[]edit{{"handler.go", "next.ServeHTTP(&held, requestWithBody(ctx, r, body))", "next.ServeHTTP(w, requestWithBody(ctx, r, body))"}},
+		root("^TestMiddleware"),
+	},
+	{
+		"HTTP: large answer rolled back", "a create never runs again because its answer was large",
+		[]edit{{"handler.go", "\t\tresponse.Body = nil\n", "\t\tresponse.Body, response.Status = nil, http.StatusInternalServerError\n"}},
+		root("^TestLayerLargeAnswers$"),
+	},
+	{
+		"HTTP: an empty owner passes", "nothing is looked up for a caller that nobody knows",
+		[]edit{{"handler.go", `if err != nil || owner == "" {`, `if err != nil {`}},
+		root("^TestLayerAsksTheOwnerFirst$"),
+	},
+	{
+		"HTTP: the query is no content", "a request with another query is another request",
+		[]edit{{"content.go", "text = appendURLString(text, r.URL.RawQuery)", `text = appendURLString(text, "")`}},
+		root("^TestDefaultContentIsFrozen$"),
+	},
+}
