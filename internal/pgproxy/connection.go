@@ -32,6 +32,8 @@ type connection struct {
 	held       chan struct{}     // closed when a COMMIT that is held is sent; nil if none ever was
 
 	// Under proxy.mu.
+	key      string      // what a cancel request for it says
+	backend  uint32      // the server's process, as it told the client
 	ready    bool        // the server has let the client in
 	waiting  bool        // the client has sent something and was not answered in full
 	flushed  bool        // it asked for answers before the batch ends
@@ -80,6 +82,11 @@ func (p *Proxy) serve(client net.Conn) {
 	c.relayClient(input)
 	c.close()
 	relaying.Wait()
+	p.mu.Lock()
+	if c.injected == nil { // else a late request to cancel it must still be known, and let go by
+		delete(p.byKey, c.key)
+	}
+	p.mu.Unlock()
 }
 
 // isFaulty reports that a fault has hit the connection with a key.
@@ -175,6 +182,7 @@ func (c *connection) relayClient(input *bufio.Reader) {
 		if c.held != nil {
 			<-c.held // keep the order
 		}
+		c.proxy.waitPaused()
 		c.noteSent(m)
 		switch m.kind() {
 		case 'Q', 'S', 'F': // Query, Sync, FunctionCall: the batch ends
@@ -226,6 +234,7 @@ func (c *connection) sendBatch() bool {
 	batch, pending := c.batch, c.pending
 	c.batch, c.pending = Batch{Connection: batch.Connection}, nil
 	p.mu.Lock()
+	batch.Backend = c.backend
 	p.batches = append(p.batches, batch)
 	injected := p.take(batch)
 	c.sent = append(c.sent, injected)
@@ -354,6 +363,7 @@ func (c *connection) relayServer() {
 			}
 		}
 		if !c.isMute() {
+			c.proxy.waitPaused()
 			for _, m := range append(heldBack, m) {
 				_, _ = output.Write(m)
 			}
@@ -392,7 +402,8 @@ func (c *connection) noteAnswer(m message) *Injected {
 	}
 	switch {
 	case m.kind() == 'K': // BackendKeyData
-		c.proxy.byKey[string(m.body())] = c
+		c.key, c.backend = string(m.body()), binary.BigEndian.Uint32(m.body())
+		c.proxy.byKey[c.key] = c
 	case m.kind() == 'Z' && !c.ready:
 		c.ready = true
 	case m.kind() == 'Z':

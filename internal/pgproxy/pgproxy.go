@@ -35,6 +35,7 @@ type Proxy struct {
 	mu         sync.Mutex
 	refusing   bool
 	closed     bool
+	paused     time.Time              // nothing is relayed until then
 	open       map[net.Conn]struct{}  // to clients and to the server
 	byKey      map[string]*connection // by what a cancel request for it says
 	accepted   int
@@ -131,6 +132,45 @@ func (p *Proxy) Cut() {
 	}
 }
 
+// CutBackend closes the connection, on both sides, whose server process has told its client that it is pid. It reports
+// whether there is one.
+func (p *Proxy) CutBackend(pid uint32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.byKey {
+		if c.backend == pid && c.injected == nil {
+			c.close()
+			return true
+		}
+	}
+	return false
+}
+
+// Pause makes the proxy relay nothing for a while, in either direction: a slow network, or one that seems dead. Nothing is
+// lost by it. Another pause does not add to one that lasts.
+func (p *Proxy) Pause(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = time.Now().Add(d)
+}
+
+// waitPaused returns when the proxy relays again, or is closed.
+func (p *Proxy) waitPaused() {
+	for {
+		p.mu.Lock()
+		left := time.Until(p.paused)
+		p.mu.Unlock()
+		if left <= 0 {
+			return
+		}
+		select {
+		case <-time.After(left):
+		case <-p.closing:
+			return
+		}
+	}
+}
+
 // Refuse makes the proxy close new connections at once, or, with false, relay them again. Open ones stay.
 func (p *Proxy) Refuse(refuse bool) {
 	p.mu.Lock()
@@ -170,6 +210,7 @@ func (p *Proxy) Reset() {
 // A Batch is what a client sends before the server must answer: the messages up to a Sync, or one simple Query.
 type Batch struct {
 	Connection int      // 1 for the first connection that was relayed
+	Backend    uint32   // the process id that the server told the client
 	Messages   string   // the type of each message as the protocol has it, such as "PBDES"
 	SQL        []string // what it executes, in order. A simple Query is one text, with however many statements
 }
@@ -248,6 +289,18 @@ func (p *Proxy) Inject(fault Fault) *Injected {
 	return injected
 }
 
+// Withdraw takes the fault back, and reports whether it was in time: if not, it has happened, or is about to.
+func (i *Injected) Withdraw(p *Proxy) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := slices.Index(p.faults, i)
+	if n < 0 {
+		return false
+	}
+	p.faults = slices.Delete(p.faults, n, n+1)
+	return true
+}
+
 // Nth makes a condition for Fault.When that is true for the nth batch for which when is, from 1.
 func Nth(n int, when func(Batch) bool) func(Batch) bool {
 	return func(b Batch) bool {
@@ -258,6 +311,9 @@ func Nth(n int, when func(Batch) bool) func(Batch) bool {
 		return n == 0
 	}
 }
+
+// Done is closed when the fault has happened.
+func (i *Injected) Done() <-chan struct{} { return i.happened }
 
 // Happened reports whether the fault happened.
 func (i *Injected) Happened() bool {

@@ -457,3 +457,33 @@ func TestNothingHoldsUpTheEnd(t *testing.T) {
 		t.Fatal("the proxy cannot be closed")
 	}
 }
+
+func TestItPauses(t *testing.T) {
+	t.Parallel()
+	s := open(t, "exec")
+	const pause = 200 * time.Millisecond
+	start := time.Now()
+	s.proxy.Pause(pause)
+	pgtest.Exec(t, s.conn, "select 1")
+	assert.GreaterOrEqual(t, time.Since(start), pause)
+}
+
+func TestItKnowsConnectionsByTheirBackend(t *testing.T) {
+	t.Parallel()
+	s := open(t, "exec")
+	other := s.connect(t)
+	pid := other.PgConn().PID()
+
+	cut := s.proxy.Inject(Fault{When: func(b Batch) bool { return b.Backend == pid }, Do: CutBeforeBatch})
+	pgtest.Exec(t, s.conn, "select 1")
+	assert.False(t, cut.Happened(), "another connection's batch was hit")
+	assert.True(t, cut.Withdraw(s.proxy))
+	assert.False(t, cut.Withdraw(s.proxy), "it was taken back before")
+	pgtest.Exec(t, other, "select 1")
+	assert.False(t, cut.Happened(), "it was taken back and happened all the same")
+
+	assert.True(t, s.proxy.CutBackend(pid))
+	require.Error(t, other.Ping(t.Context()), "the connection was to be cut")
+	require.NoError(t, s.conn.Ping(t.Context()), "another connection was cut")
+	assert.False(t, s.proxy.CutBackend(0))
+}

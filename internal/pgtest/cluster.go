@@ -88,6 +88,16 @@ func (c *Cluster) Start(t testing.TB) {
 	}
 }
 
+// Crash stops the server with Immediate and starts it again: the start recovers from the write-ahead log.
+func (c *Cluster) Crash() error {
+	for _, command := range []string{"stop " + Immediate, "start"} {
+		if err := c.server.do(command); err != nil {
+			return fmt.Errorf("%s: %w\n%s", command, err, c.log())
+		}
+	}
+	return nil
+}
+
 func newCluster(settings map[string]string, tcp bool) (*Cluster, error) {
 	binaries, err := findBinaries()
 	if err != nil {

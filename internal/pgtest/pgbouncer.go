@@ -26,6 +26,19 @@ import (
 // connections to the server, because PgBouncer would not pass them on.
 func PgBouncer(t testing.TB, connectionURL string, settings map[string]string) string {
 	t.Helper()
+	return StartPgBouncer(t, connectionURL, settings).URL
+}
+
+// A Bouncer is a PgBouncer that a test restarts.
+type Bouncer struct {
+	URL string // the connection URL through it
+
+	server *supervised
+}
+
+// StartPgBouncer is PgBouncer for a test that restarts it.
+func StartPgBouncer(t testing.TB, connectionURL string, settings map[string]string) *Bouncer {
+	t.Helper()
 	pooledURL, server, err := startPgBouncer(connectionURL, settings)
 	if err != nil {
 		t.Fatalf("start PgBouncer: %v", err)
@@ -35,7 +48,21 @@ func PgBouncer(t testing.TB, connectionURL string, settings map[string]string) s
 			t.Errorf("end PgBouncer: %v", err)
 		}
 	})
-	return pooledURL
+	return &Bouncer{URL: pooledURL, server: server}
+}
+
+// Restart kills PgBouncer, with all its connections, and starts it again. It returns once it listens.
+func (b *Bouncer) Restart() error {
+	if err := b.server.do("start"); err != nil {
+		return err
+	}
+	return waitForSocket(bouncerSocket(b.server.command.Dir))
+}
+
+const bouncerPort = 6432 // only part of the socket's name
+
+func bouncerSocket(dir string) string {
+	return filepath.Join(dir, ".s.PGSQL."+strconv.Itoa(bouncerPort))
 }
 
 func startPgBouncer(connectionURL string, settings map[string]string) (string, *supervised, error) {
@@ -51,13 +78,12 @@ func startPgBouncer(connectionURL string, settings map[string]string) (string, *
 	if err != nil {
 		return "", nil, err
 	}
-	const port = 6432 // only part of the socket's name
 	file := filepath.Join(dir, "pgbouncer.ini")
 	// The directory is closed to others, so the file may be open to the user whom PgBouncer runs as.
-	if err := os.WriteFile(file, []byte(pgBouncerFile(config, settings, dir, port)), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(pgBouncerFile(config, settings, dir, bouncerPort)), 0o644); err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	socket := filepath.Join(dir, ".s.PGSQL."+strconv.Itoa(port))
+	socket := bouncerSocket(dir)
 	server, err := supervise(dir, pgBouncerScript, binary, dir, socket)
 	if err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(dir))
@@ -69,7 +95,7 @@ func startPgBouncer(connectionURL string, settings map[string]string) (string, *
 	if err := waitForSocket(socket); err != nil {
 		return "", nil, errors.Join(err, server.end())
 	}
-	query := url.Values{"host": {dir}, "port": {strconv.Itoa(port)}, "sslmode": {"disable"}}
+	query := url.Values{"host": {dir}, "port": {strconv.Itoa(bouncerPort)}, "sslmode": {"disable"}}
 	if name := config.RuntimeParams["application_name"]; name != "" {
 		query.Set("application_name", name)
 	}
@@ -110,18 +136,25 @@ func pgBouncerFile(config *pgconn.Config, settings map[string]string, dir string
 	return text.String()
 }
 
-// pgBouncerScript starts PgBouncer at the first line and answers once its socket is there. When its input ends, PgBouncer
-// goes, the hard way: the signals for the soft ones differ between its versions.
+// pgBouncerScript starts PgBouncer at each line, after killing the one that runs, and answers once its socket is there.
+// When its input ends, PgBouncer goes, the hard way: the signals for the soft ones differ between its versions.
 const pgBouncerScript = `
 binary=$1 dir=$2 socket=$3
-read -r _
-"$binary" "$dir/pgbouncer.ini" >"$dir/output" 2>&1 </dev/null &
-pid=$!
-while [ ! -S "$socket" ] && kill -0 $pid 2>/dev/null; do sleep 0.02; done
-[ -S "$socket" ] && echo ok || echo failed
-read -r _
-kill -KILL $pid 2>/dev/null
-wait $pid 2>/dev/null
+pid=
+end() {
+	[ -z "$pid" ] && return
+	kill -KILL $pid 2>/dev/null
+	wait $pid 2>/dev/null
+	rm -f "$socket"
+}
+while read -r _; do
+	end
+	"$binary" "$dir/pgbouncer.ini" >"$dir/output" 2>&1 </dev/null &
+	pid=$!
+	while [ ! -S "$socket" ] && kill -0 $pid 2>/dev/null; do sleep 0.02; done
+	[ -S "$socket" ] && echo ok || echo failed
+done
+end
 rm -rf "$dir"
 `
 

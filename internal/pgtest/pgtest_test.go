@@ -77,10 +77,13 @@ func TestAClusterOfOnesOwn(t *testing.T) {
 		require.NoError(t, err)
 		Exec(t, conn, "create table note (text text); insert into note values ('committed')")
 		Exec(t, conn, "begin; insert into note values ('not committed')")
-		for _, mode := range []string{Immediate, Fast} {
-			cluster.Stop(t, mode)
-			require.Error(t, conn.Ping(t.Context()), "the server is still there after Stop")
-			cluster.Start(t)
+		for _, stop := range []func(){
+			func() { cluster.Stop(t, Immediate); cluster.Start(t) },
+			func() { cluster.Stop(t, Fast); cluster.Start(t) },
+			func() { require.NoError(t, cluster.Crash()) },
+		} {
+			stop()
+			require.Error(t, conn.Ping(t.Context()), "the connection outlived the server")
 			conn, err = pgx.Connect(t.Context(), cluster.TCPURL())
 			require.NoError(t, err, "the port is not the same after Start")
 			assert.Equal(t, 1, Value[int](t, conn, "select count(*) from note"))
@@ -116,6 +119,20 @@ func TestPgBouncerPoolsByTransaction(t *testing.T) {
 	assert.Equal(t, 1, Value[int](t, direct, "select count(*) from note"))
 	require.NoError(t, first.Close(t.Context()))
 	require.NoError(t, second.Close(t.Context()))
+}
+
+func TestPgBouncerIsRestarted(t *testing.T) {
+	t.Parallel()
+	bouncer := StartPgBouncer(t, URL(t), nil)
+	pooledURL := With(t, bouncer.URL, "default_query_exec_mode", "exec")
+	before, err := pgx.Connect(t.Context(), pooledURL)
+	require.NoError(t, err)
+	require.NoError(t, bouncer.Restart())
+	require.Error(t, before.Ping(t.Context()), "the connection outlived PgBouncer")
+	after, err := pgx.Connect(t.Context(), pooledURL)
+	require.NoError(t, err)
+	assert.Equal(t, 1, Value[int](t, after, "select 1"))
+	require.NoError(t, after.Close(t.Context()))
 }
 
 func TestPgBouncersSettingsAreQuoted(t *testing.T) {
