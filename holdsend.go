@@ -4,8 +4,9 @@
 // and completes the key's record in one transaction, and answers every later attempt with the original answer.
 //
 // [Handler] and [Middleware] do it for net/http. [HandleIdempotent] is the protocol itself, for use inside a handler of
-// your own. [NewPostgresStore] keeps the records beside your data in Postgres; [NewMemoryStore] is for tests and for
-// services that keep nothing. Run package contracttest on a store that you write yourself.
+// your own. [NewPostgresStore] keeps the records beside your data in Postgres, on pgx; package sqlstore does so for a
+// *sql.DB, on Postgres and on SQLite; [NewMemoryStore] is for tests and for services that keep nothing. Run package
+// contracttest on a store that you write yourself.
 package holdsend
 
 import (

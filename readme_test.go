@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"go/format"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -120,13 +121,22 @@ func TestDocumentsBlocksRun(t *testing.T) {
 		require.NotEmpty(t, service.curls, "README.md must show a request to each service")
 		t.Run("service "+strconv.Itoa(i+1), func(t *testing.T) {
 			t.Parallel()
-			runCurls(t, service, startShown(t, service))
+			start := startShown(t, service)
+			runCurls(t, service, start())
+			if service.program == "" {
+				// What it keeps outlives it: startShown kills what it started before.
+				runCurls(t, afterwards(service), start())
+			}
 		})
 	}
-	require.Len(t, s.packages, 2, "README.md must show a package and its test")
+	require.Len(t, s.packages, 3, "README.md must show a package and its test, and how to open a database")
 	t.Run("package notes", func(t *testing.T) {
 		t.Parallel()
 		testShownPackage(t, s.packages)
+	})
+	t.Run("package database", func(t *testing.T) {
+		t.Parallel()
+		testShownDatabase(t, s.packages["database"])
 	})
 	require.Len(t, s.grants, 1)
 	t.Run("grants", func(t *testing.T) {
@@ -216,35 +226,79 @@ func TestReadmeHasEveryCode(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// startShown starts a service on a free port, since the one that it is shown with may be taken, and returns its address.
-// A program gets a database.
-func startShown(t *testing.T, service *shownService) string {
+// startShown returns what starts a service, on a free port, since the one that it is shown with may be taken, and returns
+// its address. Started again, it kills the one before. A command runs in a clean copy of the repository, without a C
+// compiler; a program gets a database.
+func startShown(t *testing.T, service *shownService) (start func() string) {
 	t.Helper()
-	databaseURL := ""
-	if service.program != "" {
-		databaseURL = pgtest.URL(t)
-	}
-	for range 3 { // somebody may be faster to the port
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		address := listener.Addr().String()
-		require.NoError(t, listener.Close())
-
-		command := exec.Command("sh", "-c", service.command+" -addr "+address)
-		if service.program != "" {
+	var command func(address string) *exec.Cmd
+	if service.program == "" {
+		clone := cleanClone(t)
+		command = func(address string) *exec.Cmd {
+			command := exec.Command("sh", "-c", service.command+" -addr "+address)
+			command.Dir = clone
+			command.Env = environmentWith("CGO_ENABLED=0")
+			return command
+		}
+	} else {
+		databaseURL := pgtest.URL(t)
+		command = func(address string) *exec.Cmd {
 			require.Equal(t, 1, strings.Count(service.program, shownAddress))
 			program := strings.Replace(service.program, shownAddress, address, 1)
-			directory := shownModule(t, map[string]string{"main.go": program})
+			directory := shownModule(t, ".", map[string]string{"main.go": program})
 			goInModule(t, directory, "", "build", "-o", "program", ".")
-			command = exec.Command(filepath.Join(directory, "program"))
-		}
-		command.Env = environmentWith("DATABASE_URL=" + databaseURL)
-		if startOn(t, command, address) {
-			return address
+			command := exec.Command(filepath.Join(directory, "program"))
+			command.Env = environmentWith("DATABASE_URL=" + databaseURL)
+			return command
 		}
 	}
-	t.Fatal("a service of README.md does not start")
-	return ""
+	kill := func() {}
+	return func() string {
+		t.Helper()
+		kill()
+		for range 3 { // somebody may be faster to the port
+			listener, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			address := listener.Addr().String()
+			require.NoError(t, listener.Close())
+			if kill = startOn(t, command(address), address); kill != nil {
+				return address
+			}
+		}
+		t.Fatal("a service of README.md does not start")
+		return ""
+	}
+}
+
+// afterwards is the service with the last answer to each request: what a retry gets.
+func afterwards(service *shownService) *shownService {
+	retried := *service
+	retried.curls = nil
+	for _, curl := range service.curls {
+		retried.curls = append(retried.curls, &shownCurl{command: curl.command, answers: curl.answers[len(curl.answers)-1:]})
+	}
+	return &retried
+}
+
+// cleanClone copies what a clone has: not what was built, kept or tried out here.
+func cleanClone(t *testing.T) string {
+	t.Helper()
+	directory := t.TempDir()
+	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		switch name := entry.Name(); {
+		case err != nil:
+			return err
+		case entry.IsDir() && strings.HasPrefix(name, ".") && name != ".":
+			return fs.SkipDir
+		case entry.IsDir():
+			return os.MkdirAll(filepath.Join(directory, path), 0o755)
+		case !slices.Contains([]string{".go", ".mod", ".sum", ".sql"}, filepath.Ext(name)) || strings.HasPrefix(name, "go.work"):
+			return nil
+		}
+		return os.WriteFile(filepath.Join(directory, path), []byte(readText(t, path)), 0o644)
+	})
+	require.NoError(t, err)
+	return directory
 }
 
 const shownAddress = "127.0.0.1:8080"
@@ -256,9 +310,9 @@ func environmentWith(more ...string) []string {
 	return append(own, append(more, "GOWORK=off")...)
 }
 
-// startOn starts a service and waits until something listens at address. It returns false if the service ended before. The
-// service has a process group of its own, because sh and go run stand between it and the test.
-func startOn(t *testing.T, command *exec.Cmd, address string) bool {
+// startOn starts a service, waits until something listens at address, and returns what kills it; nil if the service ended
+// before. The service has a process group of its own, because sh and go run stand between it and the test.
+func startOn(t *testing.T, command *exec.Cmd, address string) (kill func()) {
 	t.Helper()
 	var log bytes.Buffer
 	command.Stdout, command.Stderr = &log, &log
@@ -269,9 +323,12 @@ func startOn(t *testing.T, command *exec.Cmd, address string) bool {
 		defer close(exited)
 		_ = command.Wait()
 	}()
-	t.Cleanup(func() {
+	kill = func() {
 		_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
 		<-exited
+	}
+	t.Cleanup(func() {
+		kill()
 		if t.Failed() {
 			t.Logf("the service's log:\n%s", log.String())
 		}
@@ -280,16 +337,16 @@ func startOn(t *testing.T, command *exec.Cmd, address string) bool {
 		connection, err := net.Dial("tcp", address)
 		if err == nil {
 			require.NoError(t, connection.Close())
-			return true
+			return kill
 		}
 		select {
 		case <-exited:
-			return false
+			return nil
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 	t.Fatal("a service of README.md does not listen")
-	return false
+	return nil
 }
 
 // runCurls sends each request as often as it has answers. One without is a create, sent twice.
@@ -332,16 +389,18 @@ func compareAnswers(t *testing.T, got, want string) string {
 	return gotBody
 }
 
-// shownModule writes files into a module of their own that requires what this one does, and this one from here.
-func shownModule(t *testing.T, files map[string]string) string {
+// shownModule writes files into a module of their own that requires what the module in this directory does, and the library
+// from here.
+func shownModule(t *testing.T, from string, files map[string]string) string {
 	t.Helper()
 	root, err := os.Getwd()
 	require.NoError(t, err)
 	const path = "github.com/holdsend/holdsend-go"
-	module := strings.Replace(readText(t, "go.mod"), "module "+path+"\n", "module example.com/service\n", 1)
+	module := regexp.MustCompile(`(?m)^module .*$`).ReplaceAllString(readText(t, filepath.Join(from, "go.mod")), "module example.com/service")
+	module = regexp.MustCompile(`(?m)^(replace |\s*)`+path+` .*$`).ReplaceAllString(module, "")
 	module += fmt.Sprintf("\nrequire %s v0.0.0\n\nreplace %s => %s\n", path, path, strconv.Quote(root))
 	directory := t.TempDir()
-	files["go.mod"], files["go.sum"] = module, readText(t, "go.sum")
+	files["go.mod"], files["go.sum"] = module, readText(t, filepath.Join(from, "go.sum"))
 	for name, text := range files {
 		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(directory, name)), 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(directory, name), []byte(text), 0o644))
@@ -365,6 +424,9 @@ func goInModule(t *testing.T, directory, databaseURL string, arguments ...string
 func testShownPackage(t *testing.T, packages map[string][]string) {
 	files := map[string]string{}
 	for name, texts := range packages {
+		if name == "database" { // needs a driver, and has a test of its own
+			continue
+		}
 		require.Contains(t, []string{"notes", "notes_test"}, name)
 		for i, text := range texts {
 			file := fmt.Sprintf("notes/file%d.go", i+1)
@@ -374,10 +436,49 @@ func testShownPackage(t *testing.T, packages map[string][]string) {
 			files[file] = text
 		}
 	}
-	directory := shownModule(t, files)
+	directory := shownModule(t, ".", files)
 	goInModule(t, directory, "", "vet", "./...")
 	// The test makes a schema of its own name, so the database must be its own.
 	goInModule(t, directory, pgtest.StartCluster(t, nil).URL(), "test", "-count=1", "./...")
+}
+
+// testShownDatabase keeps a record in a file, and finds it there when the file is opened again.
+func testShownDatabase(t *testing.T, texts []string) {
+	require.Len(t, texts, 1)
+	directory := shownModule(t, "examples", map[string]string{"database/database.go": texts[0], "main.go": `package main
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net/http"
+
+	"example.com/service/database"
+	"github.com/holdsend/holdsend-go"
+)
+
+func main() {
+	for range 2 {
+		db, store, err := database.Open("notes.db")
+		if err != nil {
+			panic(err)
+		}
+		answer, err := holdsend.HandleIdempotent(context.Background(), store, holdsend.Request{
+			Owner: "ada", Operation: "note.create", Content: "milk", Header: http.Header{"Idempotency-Key": {"note-0001"}},
+		}, func(context.Context, *sql.Tx, holdsend.Incoming) (holdsend.Response, error) {
+			return holdsend.Response{Status: http.StatusCreated}, nil
+		})
+		fmt.Print(answer.Outcome, " ", err, " ", db.Close(), "\n")
+	}
+}
+`})
+	goInModule(t, directory, "", "vet", "./...")
+	goInModule(t, directory, "", "build", "-o", "program", ".")
+	command := exec.Command(filepath.Join(directory, "program"))
+	command.Dir = directory
+	output, err := command.CombinedOutput()
+	require.NoError(t, err, string(output))
+	require.Equal(t, "created <nil> <nil>\nreplayed <nil> <nil>\n", string(output))
 }
 
 // useGrants grants what README.md shows to a role that has nothing else, and does all that a service does as that role.
