@@ -55,10 +55,12 @@ BEGIN
 		CREATE INDEX ON holdsend_records (expires_at) WHERE expires_at IS NOT NULL;
 	END IF;
 
-	-- For PurgeExpired: claims that nobody finished.
+	-- For PurgeExpired: claims that nobody finished. Its condition is one that no statement of a create has: under
+	-- WHERE state = 'claimed' the planner took this index to find a claim by its scope, and walked over every claim
+	-- that was completed since the last vacuum.
 	IF NOT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
 			WHERE i.indrelid = records AND a.attname = 'claimed_at') THEN
-		CREATE INDEX ON holdsend_records (claimed_at) WHERE state = 'claimed';
+		CREATE INDEX ON holdsend_records (claimed_at) WHERE completed_at IS NULL;
 	END IF;
 END
 $holdsend$;

@@ -128,7 +128,7 @@ const (
 	lock = `SELECT ctid::text, pg_current_xact_id()::text, {records literal}::regclass::oid::bigint,
 	current_setting('transaction_isolation') = 'serializable',
 	set_config('idle_in_transaction_session_timeout', CASE
-		WHEN current_setting('idle_in_transaction_session_timeout')::interval > interval '0'
+		WHEN current_setting('idle_in_transaction_session_timeout') <> '0'
 			AND current_setting('idle_in_transaction_session_timeout')::interval < {max idle}::bigint * interval '1 millisecond'
 		THEN current_setting('idle_in_transaction_session_timeout')
 		ELSE {max idle}::bigint::text
@@ -260,11 +260,11 @@ const purgeRecords = `WITH old AS (
 )
 SELECT count(*), max(expires_at) FROM purged`
 
-// $2 StaleClaim.
+// completed_at IS NULL is the index's condition, which no other statement may repeat: see schema.sql. $2 StaleClaim.
 const purgeClaims = `WITH old AS (
 	SELECT tableoid AS old_table, ctid AS old_row
 	FROM {records}
-	WHERE state = 'claimed' AND claimed_at >= $1::timestamptz
+	WHERE completed_at IS NULL AND state = 'claimed' AND claimed_at >= $1::timestamptz
 		AND claimed_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
 	ORDER BY claimed_at LIMIT 1000
 	FOR UPDATE SKIP LOCKED
