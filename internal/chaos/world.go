@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdsend/holdsend-go/internal/chaos/service"
+	"github.com/holdsend/holdsend-go/internal/pgproxy"
+	"github.com/holdsend/holdsend-go/internal/pgtest"
+)
+
+// The worlds.
+const (
+	worldPostgres     = "Postgres, Read Committed"
+	worldSerializable = "Postgres, Serializable"
+	worldPgBouncer    = "Postgres behind PgBouncer"
+	worldSQLite       = "SQLite"
+)
+
+const (
+	maxIdle       = time.Second
+	takeOverAfter = 100 * time.Millisecond
+	staleClaim    = 200 * time.Millisecond
+)
+
+// A world is a database, what stands before it, and the program that serves from it.
+type world struct {
+	name     string
+	program  string // of a service
+	config   service.Config
+	poolSize []int // of each service
+
+	// Postgres.
+	cluster *pgtest.Cluster
+	bouncer *pgtest.Bouncer
+	proxy   *pgproxy.Proxy
+
+	// SQLite.
+	directory string
+	file      string
+}
+
+// openWorld starts what a world needs. t ends it.
+func openWorld(t testing.TB, name string, bug string) *world {
+	w := &world{name: name, config: service.Config{
+		TakeOverAfter: takeOverAfter, StaleClaim: staleClaim, MaxIdle: maxIdle, Bug: bug,
+	}}
+	if name == worldSQLite {
+		w.poolSize = []int{4, 8}
+		w.directory = t.TempDir()
+		w.program = filepath.Join(w.directory, "chaosservice")
+		build := exec.CommandContext(t.Context(), "go", "build", "-o", w.program, "./chaosservice")
+		build.Dir = sqliteModule(t)
+		if output, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("build the service on SQLite: %v\n%s", err, output)
+		}
+		return w
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.program = self
+	w.poolSize = []int{2, 8, 4} // the first is soon empty
+	w.cluster = pgtest.StartCluster(t, map[string]string{"deadlock_timeout": "100ms"})
+	url := pgtest.With(t, w.cluster.URL(), "application_name", "chaos")
+	switch name {
+	case worldSerializable:
+		w.config.Isolation, w.config.Contend = "serializable", true
+	case worldPgBouncer:
+		w.bouncer = pgtest.StartPgBouncer(t, url, map[string]string{"default_pool_size": "10"})
+		w.config.Pooled = true
+		url = pgtest.With(t, w.bouncer.URL, "default_query_exec_mode", "exec")
+	}
+	w.proxy = pgproxy.Start(t, url)
+	w.config.Database = w.proxy.URL()
+	return w
+}
+
+// sqliteModule returns the directory of the module that has SQLite's drivers.
+func sqliteModule(t testing.TB) string {
+	output, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		t.Fatalf("run this in the module: %v", err)
+	}
+	return filepath.Join(string(bytes.TrimSpace(output)), "internal", "sqltest")
+}
+
+// start starts the service of one slot.
+func (w *world) start(slot int) (*process, error) {
+	config := w.config
+	config.PoolSize = w.poolSize[slot]
+	return startProcess(slot, w.program, config)
+}
+
+// database is what admin works on.
+type database interface {
+	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row
+}
+
+const (
+	adminName = "chaos-admin"
+
+	// ofServices is the condition on pg_stat_activity for what services have open.
+	ofServices = `backend_type = 'client backend' AND application_name <> '` + adminName + `'`
+
+	adminTimeout = 20 * time.Second
+)
+
+// admin does something on a connection past all that stands before the database. It waits for a database that restarts.
+func (w *world) admin(ctx context.Context, do func(context.Context, database) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), adminTimeout)
+	defer cancel()
+	config, err := pgx.ParseConfig(w.cluster.URL())
+	if err != nil {
+		return err
+	}
+	config.RuntimeParams["application_name"] = adminName
+	config.RuntimeParams["default_transaction_read_only"] = "off"
+	for {
+		conn, err := pgx.ConnectConfig(ctx, config)
+		if err == nil {
+			defer conn.Close(ctx)
+			return do(ctx, conn)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// empty makes the tables of the next round.
+func (w *world) empty(ctx context.Context, round int) error {
+	if w.cluster == nil {
+		w.file = filepath.Join(w.directory, fmt.Sprintf("round-%d.db", round))
+		w.config.Database = w.file
+		return nil
+	}
+	return w.admin(ctx, func(ctx context.Context, db database) error {
+		_, err := db.Exec(ctx, "DROP TABLE IF EXISTS holdsend_records, resources, counters;"+service.PostgresTables())
+		return err
+	})
+}
+
+// rows returns what the database holds once all services are dead and it has ended what they had sent.
+func (w *world) rows(ctx context.Context) (rows []service.Row, err error) {
+	if w.cluster == nil {
+		output, err := exec.CommandContext(ctx, w.program, "-dump", w.file).Output()
+		if err != nil {
+			return nil, fmt.Errorf("read the rows of SQLite: %w", err)
+		}
+		return rows, json.Unmarshal(output, &rows)
+	}
+	err = w.admin(ctx, func(ctx context.Context, db database) error {
+		for busy := true; busy; {
+			err := db.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE "+ofServices+" AND state <> 'idle')").Scan(&busy)
+			if err != nil {
+				return fmt.Errorf("wait for the last transactions: %w", err)
+			}
+			if busy {
+				time.Sleep(20 * time.Millisecond)
+			}
+		}
+		found, err := db.Query(ctx, "SELECT id, owner, operation, item, text FROM resources")
+		if err != nil {
+			return err
+		}
+		rows, err = pgx.CollectRows(found, pgx.RowToStructByPos[service.Row])
+		return err
+	})
+	return rows, err
+}
