@@ -3,7 +3,6 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -16,9 +15,9 @@ import (
 	"github.com/holdsend/holdsend-go/internal/postgressql"
 )
 
-// beginTries is how often Begin starts on a new connection after one broke, which is what a pool holds after the database
-// restarted.
-const beginTries = 3
+// connectionTries is on how many connections something is tried before the last one's breaking is the error. Broken ones are
+// what a pool holds after the database restarted.
+const connectionTries = 3
 
 // PostgresStore keeps records in a table beside the data that create writes, on any driver of database/sql whose errors
 // have a method SQLState, as those of pgx's stdlib and of lib/pq do. It gives the guarantees of holdsend.PostgresStore, on
@@ -30,7 +29,9 @@ const beginTries = 3
 // database's default is not read committed. If you have a choice, use pgx.
 //
 // It starts no goroutine of its own and keeps no session state. A create takes one connection for its whole run; a waiting
-// duplicate takes none between two looks.
+// duplicate takes none between two looks. A create must leave no goroutine behind that still uses the transaction: as with
+// any *sql.Tx, the end of it waits for that call. Where the network falls silent, lib/pq waits as long as the operating
+// system does; pgx's driver ends with the context.
 type PostgresStore struct {
 	db        *sql.DB
 	o         Options
@@ -105,10 +106,9 @@ func (s *PostgresStore) Begin(ctx context.Context, c holdsend.Claim) (holdsend.A
 			_ = s.free(freeCtx, a)
 			cancel()
 		}
-		if errors.Is(err, driver.ErrBadConn) && try < beginTries && ctx.Err() == nil {
-			continue
+		if !isBroken(err) || try == connectionTries || ctx.Err() != nil {
+			return nil, nil, explainPostgres(err)
 		}
-		return nil, nil, explainPostgres(err)
 	}
 }
 
@@ -203,25 +203,17 @@ func (s *PostgresStore) qualify(ctx context.Context, a *postgresAttempt) error {
 
 // InTx implements [holdsend.Store].
 func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		return err
+	var a *postgresAttempt
+	var err error
+	for try := 1; ; try++ {
+		if a, err = s.open(ctx); err == nil {
+			break
+		}
+		if !isBroken(err) || try == connectionTries || ctx.Err() != nil {
+			return explainPostgres(err)
+		}
 	}
-	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, cancel) // while BeginTx lasts
-	a := &postgresAttempt{store: s, conn: conn, cancel: cancel}
 	defer a.destroy() // on every path that does not end well, a panic of fn's among them
-	a.tx, err = conn.BeginTx(txCtx, &s.o.TxOptions)
-	if !stop() && err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		return explainPostgres(err)
-	}
-	var xid string
-	if err := a.tx.QueryRowContext(txCtx, postgressql.TransactionID).Scan(&xid); err != nil {
-		return err
-	}
 	if err := fn(ctx, a.tx); err != nil {
 		if a.tx.Rollback() == nil {
 			a.release()
@@ -234,14 +226,14 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, t
 	var now string
 	err = a.tx.QueryRowContext(commitCtx, postgressql.TransactionID).Scan(&now)
 	switch {
-	case errors.Is(err, sql.ErrTxDone) || err == nil && now != xid:
+	case errors.Is(err, sql.ErrTxDone) || err == nil && now != a.xid:
 		return holdsend.ErrTxEnded
 	case sqlState(err) == "25P02":
 		return errTxFailed
 	case err != nil:
 		return err
 	}
-	defer context.AfterFunc(commitCtx, cancel)()
+	defer context.AfterFunc(commitCtx, a.cancel)()
 	switch err := a.tx.Commit(); {
 	case err == nil:
 		a.release()
@@ -253,18 +245,37 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, t
 	}
 }
 
+// open opens a transaction that belongs to no record.
+func (s *PostgresStore) open(ctx context.Context) (*postgresAttempt, error) {
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancel) // while this lasts
+	a := &postgresAttempt{store: s, conn: conn, cancel: cancel}
+	if a.tx, err = conn.BeginTx(txCtx, &s.o.TxOptions); err == nil {
+		err = a.tx.QueryRowContext(txCtx, postgressql.TransactionID).Scan(&a.xid)
+	}
+	if !stop() {
+		err = ctx.Err()
+	}
+	if err != nil {
+		a.destroy()
+		return nil, err
+	}
+	return a, nil
+}
+
 // Find implements [holdsend.Store].
 func (s *PostgresStore) Find(ctx context.Context, scope holdsend.Scope) (*holdsend.Record, error) {
 	if err := checkScope(scope); err != nil {
 		return nil, err
 	}
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
 	var row recordRow[time.Time]
-	err = s.query(ctx, conn, row.targets(), s.sql.Find, scope.Owner, scope.Operation, scope.Key, s.o.TakeOverAfter.Microseconds())
+	err := s.withConn(ctx, func(conn *sql.Conn) error {
+		return s.query(ctx, conn, row.targets(), s.sql.Find, scope.Owner, scope.Operation, scope.Key, s.o.TakeOverAfter.Microseconds())
+	})
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil, holdsend.ErrNotFound
@@ -406,20 +417,22 @@ func inReadCommitted(ctx context.Context, conn *sql.Conn, fn func(*sql.Tx) error
 	return err
 }
 
-// free gives a's key back on another connection, and waits for a backend of a's that is still there. If create committed
-// a's transaction itself, the claim is kept for good and the error is ErrTxEnded.
-func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt) error {
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	var freed, kept bool
-	err = inReadCommitted(ctx, conn, func(tx *sql.Tx) error {
+// queryLocked is query after the claim of a is locked. It waits for a backend of a's that is still there.
+func (s *PostgresStore) queryLocked(ctx context.Context, conn *sql.Conn, a *postgresAttempt, targets []any, statement string, args ...any) error {
+	return inReadCommitted(ctx, conn, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, a.sql.LockClaim, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID); err != nil {
 			return err
 		}
-		return tx.QueryRowContext(ctx, a.sql.Free, a.freeArguments()...).Scan(&freed, &kept)
+		return tx.QueryRowContext(ctx, statement, args...).Scan(targets...)
+	})
+}
+
+// free gives a's key back on another connection. If create committed a's transaction itself, the claim is kept for good and
+// the error is ErrTxEnded.
+func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt) error {
+	var freed, kept bool
+	err := s.withConn(ctx, func(conn *sql.Conn) error {
+		return s.queryLocked(ctx, conn, a, []any{&freed, &kept}, a.sql.Free, a.freeArguments()...)
 	})
 	return freeResult(freed, kept, err)
 }
@@ -434,6 +447,26 @@ func freeResult(freed, kept bool, err error) error {
 		return errors.New("holdsend: the database cannot tell how the attempt's transaction ended, so its key was not freed")
 	}
 	return nil
+}
+
+// withConn runs do on a connection of the pool, and again on another if the first one was broken. Do must be something that
+// may be done twice.
+func (s *PostgresStore) withConn(ctx context.Context, do func(*sql.Conn) error) error {
+	for try := 1; ; try++ {
+		conn, err := s.acquire(ctx)
+		if err != nil {
+			return err
+		}
+		err = do(conn)
+		if !isBroken(err) {
+			_ = conn.Close()
+			return err
+		}
+		discard(conn)
+		if try == connectionTries || ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 func (s *PostgresStore) acquire(ctx context.Context) (*sql.Conn, error) {
@@ -453,12 +486,22 @@ func sqlState(err error) string {
 	return ""
 }
 
-// isRolledBack reports whether err, from COMMIT, proves a rollback: a constraint or a serialization failure, which Postgres
-// never raises but by an ERROR. Of other states a driver's error does not say whether the server had to go (FATAL, PANIC),
-// and then a commit may be there all the same.
+// isBroken reports whether err, of a statement, says that its connection is good for nothing more: the driver's own error,
+// one that the server ends a connection with, or a statement that somebody deallocated behind the driver's back.
+func isBroken(err error) bool {
+	if err == nil || errors.Is(err, sql.ErrNoRows) || errors.Is(err, sql.ErrTxDone) {
+		return false
+	}
+	state := sqlState(err)
+	return state == "" || strings.HasPrefix(state, "08") || strings.HasPrefix(state, "57P") || state == "26000"
+}
+
+// isRolledBack reports whether err, from COMMIT, proves a rollback: a constraint, an exception of a trigger or a
+// serialization failure, which Postgres never raises but by an ERROR. Of other states a driver's error does not say whether
+// the server had to go (FATAL, PANIC), and then a commit may be there all the same.
 func isRolledBack(err error) bool {
 	state := sqlState(err)
-	return strings.HasPrefix(state, "23") || strings.HasPrefix(state, "40") && state != "40003"
+	return strings.HasPrefix(state, "23") || strings.HasPrefix(state, "P0") || strings.HasPrefix(state, "40") && state != "40003"
 }
 
 // explainPostgres adds the fix to errors that a wrong set-up gives.

@@ -14,6 +14,8 @@ import (
 
 var errTxFailed = errors.New("holdsend: a statement of create failed and its error was ignored, so nothing was stored: return the error, or set a SAVEPOINT before what may fail")
 
+var errRolledBack = fmt.Errorf("holdsend: create rolled its transaction back, so nothing was stored: %w", holdsend.ErrTxEnded)
+
 // postgresAttempt holds a connection with an open transaction, which holds the lock on the claim's row.
 type postgresAttempt struct {
 	store   *PostgresStore
@@ -60,14 +62,33 @@ func (a *postgresAttempt) Complete(ctx context.Context, c holdsend.Completion) e
 	}
 	answer := []any{ttl, text.status, text.header, text.body, text.ref}
 
-	var one int
-	err = a.tx.QueryRowContext(ctx, a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...).Scan(&one)
+	err = a.commit(ctx, answer)
 	switch {
-	case errors.Is(err, sql.ErrTxDone) || isGuard(err, postgressql.GuardEnded):
-		return a.settle(ctx, answer)
-	case isGuard(err, postgressql.GuardLost):
+	case err == nil:
+		a.settled = true
+		a.release()
+		return nil
+	case errors.Is(err, holdsend.ErrClaimLost):
 		a.settled = true
 		a.destroy()
+		return err
+	case errors.Is(err, errAnswerLost):
+		return a.findOut(ctx, err)
+	}
+	return a.settle(ctx, answer, err)
+}
+
+// errAnswerLost marks an error that leaves open what became of COMMIT.
+var errAnswerLost = errors.New("holdsend: the connection was lost at the commit")
+
+// commit sends the guarded update, then COMMIT. Nothing is committed if it returns an error that is not errAnswerLost.
+func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
+	var one int
+	err := a.tx.QueryRowContext(ctx, a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...).Scan(&one)
+	switch {
+	case errors.Is(err, sql.ErrTxDone) || isGuard(err, postgressql.GuardEnded):
+		return errRolledBack
+	case isGuard(err, postgressql.GuardLost):
 		return holdsend.ErrClaimLost
 	case sqlState(err) == "25P02":
 		return errTxFailed
@@ -78,15 +99,10 @@ func (a *postgresAttempt) Complete(ctx context.Context, c holdsend.Completion) e
 	stop := context.AfterFunc(ctx, a.cancel)
 	err = a.tx.Commit()
 	stop()
-	switch {
-	case err == nil:
-		a.settled = true
-		a.release()
-		return nil
-	case isRolledBack(err):
+	if err == nil || isRolledBack(err) {
 		return err
 	}
-	return a.findOut(ctx, err)
+	return fmt.Errorf("%w: %w", errAnswerLost, err)
 }
 
 // isGuard reports whether err is the failure of a guard of the completing statement, which quotes it.
@@ -94,31 +110,30 @@ func isGuard(err error, guard string) bool {
 	return err != nil && sqlState(err) == "22P02" && strings.Contains(err.Error(), guard)
 }
 
-// settle handles a transaction that create ended itself. If it committed, its 2xx completes the record: a freed key would
-// double the write.
-func (a *postgresAttempt) settle(ctx context.Context, answer []any) error {
+// settle handles an attempt that could not commit, for the reason in cause. Create may have committed by itself before:
+// then its 2xx completes the record, since a freed key would double the write.
+func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error) error {
 	a.destroy() // create may have left anything on the connection
 	var how string
-	var completed bool
-	conn, err := a.store.acquire(ctx)
-	if err == nil {
-		defer conn.Close()
-		args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid}, answer...)
-		err = a.store.query(ctx, conn, []any{&how, &completed}, a.sql.Settle, args...)
-	}
+	var completed, asked bool
+	err := a.store.withConn(ctx, func(conn *sql.Conn) error {
+		asked = true
+		return a.store.queryLocked(ctx, conn, a, []any{&how, &completed},
+			a.sql.Settle, append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid}, answer...)...)
+	})
 	switch {
-	case err != nil: // Abort asks once more, and keeps the key if the write is there
-		return fmt.Errorf("%w: %w", holdsend.ErrTxEnded, err)
-	case completed:
+	case err == nil && completed:
 		a.settled = true
-		a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", holdsend.ErrTxEnded)
-		return nil
-	case how == "aborted":
-		return fmt.Errorf("holdsend: create rolled its transaction back, so nothing was stored: %w", holdsend.ErrTxEnded)
+	case err == nil && how == "aborted", err != nil && !(asked && isBroken(err)):
+		return cause // Abort looks again
+	default:
+		// An answer was lost; or create committed, but the claim went to another or is gone.
+		if err := a.findOut(ctx, errors.Join(holdsend.ErrTxEnded, err)); err != nil {
+			return err
+		}
 	}
-	// Committed, but the claim went to another or is gone, or the database cannot tell.
-	a.settled = true
-	return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, holdsend.ErrTxEnded)
+	a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", holdsend.ErrTxEnded)
+	return nil
 }
 
 // findOut returns the truth about a COMMIT whose answer was lost. It never sends it again, and while it does not know,
@@ -134,7 +149,7 @@ func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
 			a.settled = true
 			return nil
 		case err == nil:
-			return fmt.Errorf("holdsend: the commit failed, and nothing was stored: %w", lost)
+			return fmt.Errorf("holdsend: the commit failed: %w", lost)
 		case errors.Is(err, sql.ErrNoRows) || ctx.Err() != nil:
 			a.settled = true
 			return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, lost)
@@ -147,12 +162,9 @@ func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
 }
 
 func (a *postgresAttempt) ask(ctx context.Context) (state holdsend.State, err error) {
-	conn, err := a.store.acquire(ctx)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	err = a.store.query(ctx, conn, []any{&state}, a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
+	err = a.store.withConn(ctx, func(conn *sql.Conn) error {
+		return a.store.query(ctx, conn, []any{&state}, a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
+	})
 	return state, err
 }
 

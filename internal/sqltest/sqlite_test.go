@@ -61,27 +61,29 @@ func execute(t testing.TB, db *sql.DB, statement string, args ...any) {
 func TestSQLiteKeepsTheContract(t *testing.T) {
 	t.Parallel()
 	eachSQLite(t, func(t *testing.T, driver string) {
-		contracttest.Run(t, func(t *testing.T) contracttest.Harness[*sql.Tx] {
-			o := &sqlstore.Options{TakeOverAfter: 100 * time.Millisecond, StaleClaim: 300 * time.Millisecond}
-			store, db := newSQLite(t, driver, o)
-			return contracttest.Harness[*sql.Tx]{
-				Store:        store,
-				SingleWriter: true,
-				StaleClaim:   o.StaleClaim,
-				Write: func(ctx context.Context, tx *sql.Tx, name string) error {
-					_, err := tx.ExecContext(ctx, "INSERT INTO writes VALUES (?)", name)
-					return err
-				},
-				Count: func(ctx context.Context, name string) (n int, err error) {
-					err = db.QueryRowContext(ctx, "SELECT count(*) FROM writes WHERE name = ?", name).Scan(&n)
-					return n, err
-				},
-				// What the death of the process leaves: the transaction is gone, and the store was not told.
-				Crash: func(ctx context.Context, a holdsend.Attempt[*sql.Tx]) error {
-					_, err := a.Tx().ExecContext(ctx, "ROLLBACK")
-					return err
-				},
-			}
-		})
+		contracttest.Run(t, func(t *testing.T) contracttest.Harness[*sql.Tx] { return sqliteHarness(t, driver) })
 	})
+}
+
+func sqliteHarness(t testing.TB, driver string) contracttest.Harness[*sql.Tx] {
+	o := &sqlstore.Options{TakeOverAfter: 100 * time.Millisecond, StaleClaim: 300 * time.Millisecond}
+	store, db := newSQLite(t, driver, o)
+	return contracttest.Harness[*sql.Tx]{
+		Store:        store,
+		SingleWriter: true,
+		StaleClaim:   o.StaleClaim,
+		Write: func(ctx context.Context, tx *sql.Tx, name string) error {
+			_, err := tx.ExecContext(ctx, "INSERT INTO writes VALUES (?)", name)
+			return err
+		},
+		Count: func(ctx context.Context, name string) (n int, err error) {
+			err = db.QueryRowContext(ctx, "SELECT count(*) FROM writes WHERE name = ?", name).Scan(&n)
+			return n, err
+		},
+		// What the death of the process leaves: the transaction is gone, and the store was not told.
+		Crash: func(ctx context.Context, a holdsend.Attempt[*sql.Tx]) error {
+			_, err := a.Tx().ExecContext(ctx, "ROLLBACK")
+			return err
+		},
+	}
 }

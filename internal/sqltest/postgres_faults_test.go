@@ -1,0 +1,649 @@
+package sqltest
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/holdsend/holdsend-go"
+	"github.com/holdsend/holdsend-go/internal/pgproxy"
+	"github.com/holdsend/holdsend-go/internal/pgtest"
+	"github.com/holdsend/holdsend-go/sqlstore"
+)
+
+// A bed is a store on Postgres, the pool that it uses, and one beside it that the test uses.
+type bed struct {
+	*testing.T
+	store *sqlstore.PostgresStore
+	db    *sql.DB
+	aside *pgxpool.Pool
+	proxy *pgproxy.Proxy // between db and the server; counts nothing of aside
+	gate  *gate
+}
+
+// newBed makes a bed in a fresh schema. Each connection that db opens comes through the gate.
+func newBed(t *testing.T, driver string, o *sqlstore.Options) *bed {
+	return newBedOn(t, driver, pgtest.URL(t), o)
+}
+
+func newBedOn(t *testing.T, driver, url string, o *sqlstore.Options) *bed {
+	b := &bed{T: t, aside: pgtest.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 2 }), proxy: pgproxy.Start(t, url)}
+	pgtest.Exec(t, b.aside, sqlstore.PostgresSchema(o))
+	pgtest.Exec(t, b.aside, "CREATE TABLE writes (name text NOT NULL); CREATE TABLE picky (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+	opened, err := sql.Open(driver, "")
+	require.NoError(t, err)
+	require.NoError(t, opened.Close())
+	b.gate = &gate{driver: opened.Driver(), url: b.proxy.URL()}
+	b.db = sql.OpenDB(b.gate)
+	t.Cleanup(func() { _ = b.db.Close() })
+	b.store, err = sqlstore.NewPostgres(b.db, o)
+	require.NoError(t, err)
+	return b
+}
+
+// A gate opens connections, and does something before each.
+type gate struct {
+	driver driver.Driver
+	url    string
+	before atomic.Pointer[func(ctx context.Context) error]
+}
+
+func (g *gate) Driver() driver.Driver { return g.driver }
+
+func (g *gate) Connect(ctx context.Context) (driver.Conn, error) {
+	if before := g.before.Load(); before != nil {
+		if err := (*before)(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return g.driver.Open(g.url)
+}
+
+// guard makes before run before each use of a connection: none is kept.
+func (b *bed) guard(before func(ctx context.Context) error) {
+	b.db.SetMaxIdleConns(-1)
+	b.gate.before.Store(&before)
+}
+
+func (b *bed) send(key string, create createFunc) (holdsend.Answer, error) {
+	return holdsend.HandleIdempotent(context.Background(), b.store, request(key), create)
+}
+
+func (b *bed) notes() int {
+	b.Helper()
+	return pgtest.Value[int](b.T, b.aside, "SELECT count(*) FROM writes")
+}
+
+func (b *bed) requireFree(key string) {
+	b.Helper()
+	_, err := b.store.Find(context.Background(), holdsend.Scope{Owner: "owner-1", Operation: "note.create", Key: key})
+	require.ErrorIs(b, err, holdsend.ErrNotFound, "the key must be free after a create that failed")
+}
+
+// killBackends ends those of the bed's pool, waits until they are gone, and returns how many they were.
+func (b *bed) killBackends() int {
+	b.Helper()
+	pids := pgtest.Value[[]int32](b.T, b.aside, `SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity
+		WHERE pid <> pg_backend_pid() AND query NOT LIKE '%not ours%' AND backend_type = 'client backend'
+			AND application_name = current_setting('application_name') -- not ours`)
+	pgtest.Exec(b.T, b.aside, "SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) pid -- not ours", pids)
+	require.Eventually(b, func() bool {
+		return pgtest.Value[bool](b.T, b.aside, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY ($1::int[])) -- not ours", pids)
+	}, time.Minute, time.Millisecond)
+	return len(pids)
+}
+
+func breakDeferredConstraint(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+	if _, err := tx.ExecContext(ctx, "INSERT INTO picky VALUES (1), (1)"); err != nil {
+		return holdsend.Response{}, err
+	}
+	return insertNote(ctx, tx, in)
+}
+
+// assertWaits returns when a backend waits for a row of the records.
+func (b *bed) assertWaits() {
+	deadline := time.Now().Add(time.Minute)
+	for time.Now().Before(deadline) {
+		var waits bool
+		err := b.aside.QueryRow(context.Background(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE wait_event_type = 'Lock' AND query LIKE '%FOR NO KEY UPDATE%' AND query LIKE '%holdsend_records%'
+				AND application_name = current_setting('application_name'))`).Scan(&waits)
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		if waits {
+			return
+		}
+	}
+	b.Error("the store did not ask what became of the commit")
+}
+
+// The answer to COMMIT is lost, in every way that a network has. The store returns the truth, and sends COMMIT once.
+func TestPostgresLostCommitAnswer(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		for name, c := range map[string]struct {
+			fault  pgproxy.Fault
+			create createFunc
+			stored bool
+		}{
+			"it had committed":                {fault: pgproxy.Fault{Do: pgproxy.LoseCommitAnswer}, stored: true},
+			"it had committed, all lost":      {fault: pgproxy.Fault{Do: pgproxy.LoseAnswers}, stored: true},
+			"it had committed, in silence":    {fault: pgproxy.Fault{Do: pgproxy.LoseCommitAnswer, Silent: true}, stored: true},
+			"it never arrived":                {fault: pgproxy.Fault{Do: pgproxy.CutBeforeBatch}},
+			"it had failed":                   {fault: pgproxy.Fault{Do: pgproxy.LoseCommitAnswer}, create: breakDeferredConstraint},
+			"it was still running":            {fault: pgproxy.Fault{Do: pgproxy.HoldCommit}, stored: true},
+			"it was still running, and fails": {fault: pgproxy.Fault{Do: pgproxy.HoldCommit}, create: breakDeferredConstraint},
+			"the completion never arrived":    {fault: pgproxy.Fault{Do: pgproxy.CutBeforeBatch, When: isCompletion}},
+			"the completion's answer":         {fault: pgproxy.Fault{Do: pgproxy.LoseAnswers, When: isCompletion}},
+		} {
+			if c.fault.Silent && driver == "postgres" {
+				continue // lib/pq waits as long as the operating system does
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				b := newBed(t, driver, nil)
+				if c.create == nil {
+					c.create = insertNote
+				}
+				_, err := b.send("key-prepared", insertNote) // statements are prepared
+				require.NoError(t, err)
+				before := len(b.proxy.Batches())
+
+				fault := b.proxy.Inject(c.fault)
+				if c.fault.Do == pgproxy.HoldCommit {
+					go func() {
+						// The question waits for the commit that is still on its way.
+						b.assertWaits()
+						fault.Release()
+					}()
+				}
+				answer, err := b.send(key, c.create)
+				require.True(t, fault.Happened())
+				commits := 0
+				for _, batch := range b.proxy.Batches()[before:] {
+					if batch.EndsInCommit() && batch.Connection == 1 {
+						commits++
+					}
+				}
+				require.LessOrEqual(t, commits, 1, "COMMIT must be sent once")
+				if c.stored {
+					require.NoError(t, err)
+					require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+					require.Equal(t, 2, b.notes())
+				} else {
+					require.Error(t, err)
+					require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+					require.Equal(t, 1, b.notes())
+					b.requireFree(key)
+				}
+				again, err := b.send(key, insertNote)
+				require.NoError(t, err)
+				require.Equal(t, c.stored, again.Outcome == holdsend.OutcomeReplayed)
+				require.Equal(t, 2, b.notes())
+			})
+		}
+	})
+}
+
+func isCompletion(batch pgproxy.Batch) bool {
+	return batch.Contains("state = 'completed', completed_at")
+}
+
+// The server restarts between the COMMIT and its answer, or before the COMMIT reached it.
+func TestPostgresRestartsAtTheCommit(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		cluster := pgtest.StartCluster(t, nil)
+		for _, stored := range []bool{true, false} {
+			b := newBedOn(t, driver, pgtest.Schema(t, cluster.URL()), nil)
+			do, mode := pgproxy.CutBeforeBatch, "fast" // after a crash the claim may be forgotten, and the outcome unknown
+			if stored {
+				do, mode = pgproxy.LoseCommitAnswer, "immediate"
+			}
+			fault := b.proxy.Inject(pgproxy.Fault{Do: do})
+			restarted := make(chan struct{})
+			go func() {
+				defer close(restarted)
+				<-fault.Done()
+				cluster.Stop(t, mode)
+				cluster.Start(t)
+			}()
+			answer, err := b.send(key, insertNote)
+			<-restarted
+			if stored {
+				require.NoError(t, err)
+				require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+			} else {
+				require.Error(t, err)
+				require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			}
+			again, err := b.send(key, insertNote)
+			require.NoError(t, err)
+			require.Equal(t, stored, again.Outcome == holdsend.OutcomeReplayed)
+			requireNotes(t, b.db, 1) // the connections of aside are dead
+		}
+	})
+}
+
+// The database cannot be asked, or no longer knows: ErrOutcomeUnknown, and the key is kept.
+func TestPostgresOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		for do, stored := range map[pgproxy.Action]bool{pgproxy.LoseCommitAnswer: true, pgproxy.CutBeforeBatch: false} {
+			t.Run(fmt.Sprintf("the database is away, stored %t", stored), func(t *testing.T) {
+				t.Parallel()
+				b := newBed(t, driver, nil)
+				fault := b.proxy.Inject(pgproxy.Fault{Do: do})
+				var connects atomic.Int32
+				b.guard(func(context.Context) error {
+					if connects.Add(1) > 1 { // the connection that is cut is the only one
+						return errors.New("the database is away")
+					}
+					return nil
+				})
+				_, err := b.send(key, insertNote)
+				require.True(t, fault.Happened())
+				require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+				refusal := holdsend.ErrorAnswer(err)
+				require.Equal(t, 503, refusal.Status)
+				require.NotEmpty(t, refusal.Header.Get("Retry-After"))
+
+				b.guard(func(context.Context) error { return nil })
+				r := request(key)
+				r.Wait = time.Minute // the claim that was kept is taken over
+				answer, err := holdsend.HandleIdempotent(context.Background(), b.store, r, insertNote)
+				require.NoError(t, err)
+				require.Equal(t, stored, answer.Outcome == holdsend.OutcomeReplayed, "outcome %s", answer.Outcome)
+				require.Equal(t, 1, b.notes())
+			})
+		}
+		t.Run("the record is gone", func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, driver, nil)
+			b.proxy.Inject(pgproxy.Fault{Do: pgproxy.LoseCommitAnswer})
+			var connects atomic.Int32
+			b.guard(func(ctx context.Context) (err error) {
+				if connects.Add(1) > 1 { // somebody forgets the owner before the store asks
+					_, err = b.aside.Exec(ctx, "DELETE FROM holdsend_records")
+				}
+				return err
+			})
+			_, err := b.send(key, insertNote)
+			require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			require.Equal(t, 1, b.notes())
+		})
+		t.Run("without a key", func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, driver, nil)
+			b.proxy.Inject(pgproxy.Fault{Do: pgproxy.LoseCommitAnswer})
+			err := b.store.InTx(context.Background(), func(ctx context.Context, tx *sql.Tx) error {
+				_, err := insertNote(ctx, tx, holdsend.Incoming{})
+				return err
+			})
+			require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			require.Equal(t, 1, b.notes())
+		})
+	})
+}
+
+// The answer to the claim is lost: nobody holds that claim, and the key is given back before the store tries again.
+func TestPostgresLostClaimAnswer(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		for _, do := range []pgproxy.Action{pgproxy.LoseAnswers, pgproxy.CutBeforeBatch} {
+			for _, at := range []string{`INSERT INTO "holdsend_records"`, "FOR NO KEY UPDATE"} {
+				b := newBed(t, driver, &sqlstore.Options{TakeOverAfter: time.Hour})
+				fault := b.proxy.Inject(pgproxy.Fault{Do: do, When: func(batch pgproxy.Batch) bool { return batch.Contains(at) }})
+				answer, err := b.send(key, insertNote)
+				require.True(t, fault.Happened())
+				require.NoError(t, err)
+				require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+				require.Equal(t, 1, b.notes())
+			}
+		}
+	})
+}
+
+// The claim is lost between its commit and its lock: forgotten, here. Create has not run, so Begin starts over.
+func TestPostgresClaimLostBeforeItsLock(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		forgotten := false
+		b.proxy.Inject(pgproxy.Fault{Do: pgproxy.CutBeforeBatch, When: func(batch pgproxy.Batch) bool {
+			if !forgotten && batch.Contains("FOR NO KEY UPDATE") {
+				forgotten = true
+				_, err := b.aside.Exec(context.Background(), "DELETE FROM holdsend_records")
+				assert.NoError(t, err)
+			}
+			return false
+		}})
+		answer, err := b.send(key, insertNote)
+		require.NoError(t, err)
+		require.True(t, forgotten)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+		require.Equal(t, 1, b.notes())
+	})
+}
+
+// How many round trips a create with one INSERT and a replay take.
+func TestPostgresRoundTrips(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		for _, warm := range []string{"key-prepared", "key-prepared"} {
+			_, err := b.send(warm, insertNote)
+			require.NoError(t, err)
+		}
+		count := func(want holdsend.Outcome) int {
+			b.proxy.Reset()
+			answer, err := b.send(key, insertNote)
+			require.NoError(t, err)
+			require.Equal(t, want, answer.Outcome)
+			return b.proxy.RoundTrips()
+		}
+		create, replay := 6, 1
+		if driver == "postgres" { // it prepares each statement with parameters anew: claim, lock and completion
+			create, replay = 9, 2
+		}
+		require.Equal(t, create, count(holdsend.OutcomeCreated))
+		require.Equal(t, replay, count(holdsend.OutcomeReplayed))
+	})
+}
+
+// Which errors of a COMMIT prove that it did not take place. Without a key there is no record to ask, so the error shows
+// what was made of it.
+func TestPostgresWhatProvesARollback(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		for name, c := range map[string]struct {
+			atCommit string // what the server does at COMMIT
+			lost     bool
+		}{
+			"a constraint":              {atCommit: "RAISE EXCEPTION 'no' USING ERRCODE = '23514'"},
+			"a trigger's exception":     {atCommit: "RAISE EXCEPTION 'no'"},
+			"a serialization failure":   {atCommit: "RAISE EXCEPTION 'no' USING ERRCODE = '40001'"},
+			"completion unknown":        {atCommit: "RAISE EXCEPTION 'no' USING ERRCODE = '40003'", lost: true},
+			"a connection, says a pool": {atCommit: "RAISE EXCEPTION 'no' USING ERRCODE = '08006'", lost: true},
+			"the end of the backend":    {atCommit: "PERFORM pg_terminate_backend(pg_backend_pid())", lost: true},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				b := newBed(t, driver, nil)
+				pgtest.Exec(t, b.aside, `CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+					BEGIN `+c.atCommit+`; RETURN NULL; END $$;
+					CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON writes DEFERRABLE INITIALLY DEFERRED
+						FOR EACH ROW EXECUTE FUNCTION at_commit()`)
+				err := b.store.InTx(context.Background(), func(ctx context.Context, tx *sql.Tx) error {
+					_, err := insertNote(ctx, tx, holdsend.Incoming{})
+					return err
+				})
+				require.Error(t, err)
+				require.Equal(t, c.lost, errors.Is(err, holdsend.ErrOutcomeUnknown), "%v", err)
+
+				// With a key the store finds out: rolled back, whatever the error was.
+				_, err = b.send(key, insertNote)
+				require.Error(t, err)
+				require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+				b.requireFree(key)
+				require.Equal(t, 0, b.notes())
+			})
+		}
+	})
+}
+
+// Create commits by itself, answers 2xx, and leaves behind what cannot be committed or written in any more. Its write is
+// there for good, so the record must be completed all the same.
+func TestPostgresCommittedByCreateThenUnfit(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		ignoring := func(statement string) func(*sql.Tx) error {
+			return func(tx *sql.Tx) error { _, _ = tx.Exec(statement); return nil }
+		}
+		for name, steps := range map[string][]any{
+			"a read-only transaction": {"BEGIN READ ONLY"},
+			"a failed transaction":    {"BEGIN", ignoring("SELECT 1/0")},
+			"another role":            {"BEGIN", "SET LOCAL ROLE pg_monitor"},
+			"open rows":               {openRows},
+			"a dead connection":       {ignoring("SELECT pg_terminate_backend(pg_backend_pid())")},
+			"nothing prepared":        {"DISCARD ALL"},
+			"a closed transaction":    {func(tx *sql.Tx) error { _ = tx.Rollback(); return nil }},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				b := newBed(t, driver, nil)
+				answer, err := b.send(key, inserting(created, nil, append([]any{"COMMIT"}, steps...)...))
+				require.NoError(t, err)
+				require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+				again, err := b.send(key, insertNote)
+				require.NoError(t, err)
+				require.Equal(t, holdsend.OutcomeReplayed, again.Outcome)
+				require.Equal(t, 1, b.notes())
+			})
+		}
+	})
+}
+
+func openRows(tx *sql.Tx) error {
+	rows, err := tx.Query("SELECT generate_series(1, 100000)")
+	if err == nil {
+		rows.Next()
+	}
+	return err
+}
+
+// Rows that create leaves open do no harm to whoever gets the connection next. Whether they can be committed with depends
+// on the driver.
+func TestPostgresOpenRows(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		b.db.SetMaxOpenConns(1)
+		answer, err := b.send(key, inserting(created, nil, openRows))
+		stored := 0
+		if err == nil {
+			require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+			stored = 1
+		} else {
+			b.requireFree(key)
+		}
+		require.Equal(t, stored, b.notes())
+		_, err = b.send("key-next", insertNote)
+		require.NoError(t, err)
+		require.Equal(t, stored+1, b.notes())
+	})
+}
+
+// Create deallocates what is prepared on the connection: the library's statements too.
+func TestPostgresDeallocateAll(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		for _, status := range []int{201, 404} {
+			b := newBed(t, driver, nil)
+			b.db.SetMaxOpenConns(1)
+			answer := holdsend.Response{Status: status}
+			for _, warm := range []string{"warm-0001", "warm-0002"} { // all statements are prepared
+				_, err := b.send(warm, insertNote)
+				require.NoError(t, err)
+				_, err = b.send(warm+"x", inserting(holdsend.Response{Status: 404}, nil))
+				require.NoError(t, err)
+			}
+			before := b.notes()
+			_, err := b.send(key, inserting(answer, nil, "DEALLOCATE ALL"))
+			if err == nil && status == 201 { // the driver prepares nothing that outlives a statement
+				require.Equal(t, before+1, b.notes())
+			} else {
+				b.requireFree(key)
+				require.Equal(t, before, b.notes())
+			}
+			_, err = b.send("key-next", insertNote)
+			require.NoError(t, err)
+		}
+	})
+}
+
+// A duplicate that tries to take over while others have all connections: that is part of its wait.
+func TestPostgresTakeOverIsBoundedByWait(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, &sqlstore.Options{TakeOverAfter: time.Millisecond, MaxIdle: time.Hour})
+		started, finish, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, err := b.send(key, func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+				close(started)
+				<-finish
+				return insertNote(ctx, tx, in)
+			})
+			assert.NoError(t, err)
+		}()
+		<-started
+		require.Eventually(t, func() bool {
+			return pgtest.Value[bool](t, b.aside, "SELECT claimed_at < clock_timestamp() - interval '10 ms' FROM holdsend_records")
+		}, time.Minute, time.Millisecond)
+		var connects atomic.Int32
+		b.guard(func(ctx context.Context) error {
+			if connects.Add(1) > 1 {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		})
+		r := request(key)
+		r.Wait = 100 * time.Millisecond
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		answer, err := holdsend.HandleIdempotent(ctx, b.store, r, insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeInProgress, answer.Outcome)
+		require.Greater(t, connects.Load(), int32(1))
+		b.guard(func(context.Context) error { return nil })
+		close(finish)
+		<-ended
+	})
+}
+
+// fill puts n connections into the pool that are used by nobody.
+func (b *bed) fill(n int) {
+	b.db.SetMaxIdleConns(n)
+	conns := make([]*sql.Conn, n)
+	for i := range conns {
+		conn, err := b.db.Conn(context.Background())
+		require.NoError(b, err)
+		conns[i] = conn
+	}
+	for _, conn := range conns {
+		require.NoError(b, conn.Close())
+	}
+}
+
+// All connections of the pool are dead, as after a restart of the database: whatever comes first goes to another.
+func TestPostgresBrokenConnections(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		scope := holdsend.Scope{Owner: "owner-1", Operation: "note.create", Key: key}
+		for name, do := range map[string]func() error{
+			"a create": func() error { _, err := b.send("key-create", insertNote); return err },
+			"no key": func() error {
+				return b.store.InTx(context.Background(), func(context.Context, *sql.Tx) error { return nil })
+			},
+			"Find": func() error {
+				_, err := b.store.Find(context.Background(), scope)
+				if errors.Is(err, holdsend.ErrNotFound) {
+					return nil
+				}
+				return err
+			},
+			"a create that fails": func() error {
+				_, err := b.send(key, func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+					b.killBackends()
+					return insertNote(ctx, tx, in)
+				})
+				require.Error(t, err)
+				b.requireFree(key)
+				return nil
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				b.fill(2)
+				require.Equal(t, 2, b.killBackends())
+				require.NoError(t, do())
+			})
+		}
+		require.Equal(t, 1, b.notes())
+	})
+}
+
+// Create's context ends while its statement runs. The key is free, and the connection does nobody any harm.
+func TestPostgresRequestIsCancelled(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		b.db.SetMaxOpenConns(1)
+		ctx, cancel := context.WithCancel(context.Background())
+		_, err := holdsend.HandleIdempotent(ctx, b.store, request(key), func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			if _, err := insertNote(ctx, tx, in); err != nil {
+				return created, err
+			}
+			go func() {
+				assert.Eventually(t, func() bool {
+					var sleeps bool
+					err := b.aside.QueryRow(context.Background(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'
+						AND application_name = current_setting('application_name'))`).Scan(&sleeps)
+					return err == nil && sleeps
+				}, time.Minute, time.Millisecond)
+				cancel()
+			}()
+			_, err := tx.ExecContext(ctx, "SELECT pg_sleep(600)")
+			return created, err
+		})
+		require.Error(t, err)
+		b.requireFree(key)
+		require.Equal(t, 0, b.notes())
+		answer, err := b.send(key, insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+	})
+}
+
+// The request ends after create answered: the answer is stored all the same.
+func TestPostgresRequestIsCancelledAfterCreate(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		ctx, cancel := context.WithCancel(context.Background())
+		_, err := holdsend.HandleIdempotent(ctx, b.store, request(key), func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			defer cancel()
+			return insertNote(ctx, tx, in)
+		})
+		require.NoError(t, err)
+		answer, err := b.send(key, insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeReplayed, answer.Outcome)
+		require.Equal(t, 1, b.notes())
+	})
+}
+
+// Errors for a wrong set-up say what to do, and show no value.
+func TestPostgresExplains(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		pgtest.Exec(t, b.aside, "DROP TABLE holdsend_records")
+		_, err := b.send(key, insertNote)
+		require.ErrorContains(t, err, "run PostgresSchema")
+		require.False(t, strings.Contains(err.Error(), key))
+	})
+}
