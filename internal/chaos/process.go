@@ -36,7 +36,7 @@ type process struct {
 }
 
 // startProcess starts program as a service and returns once it listens.
-func startProcess(slot int, program string, config service.Config) (*process, error) {
+func startProcess(slot int, program string, config service.Config, clockWrongBy time.Duration) (*process, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -48,7 +48,8 @@ func startProcess(slot int, program string, config service.Config) (*process, er
 		return nil, err
 	}
 	p := &process{slot: slot, command: exec.Command(program), died: make(chan struct{})}
-	p.command.Env = append(os.Environ(), service.Variable+"="+string(text))
+	p.command.Env = append(os.Environ(), service.Variable+"="+string(text),
+		fmt.Sprintf("%s=%d", clockVariable, int64(clockWrongBy.Seconds())))
 	p.command.Stderr = &p.stderr
 	if err := p.command.Start(); err != nil {
 		return nil, err
@@ -63,16 +64,19 @@ func startProcess(slot int, program string, config service.Config) (*process, er
 	}
 	conn, err := listener.Accept()
 	if err != nil {
-		p.kill()
+		_ = p.kill()
 		<-p.died
 		return nil, fmt.Errorf("the service did not start: %w\n%s", err, p.stderr.String())
 	}
 	p.in, p.out = json.NewDecoder(conn), json.NewEncoder(conn)
 	var hello service.Message
-	if err := p.in.Decode(&hello); err != nil {
-		p.kill()
+	if err = p.in.Decode(&hello); err == nil {
+		err = checkClock(hello.Clock, clockWrongBy)
+	}
+	if err != nil {
+		_ = p.kill()
 		<-p.died
-		return nil, fmt.Errorf("the service did not say where it listens: %w\n%s", err, p.stderr.String())
+		return nil, fmt.Errorf("the service did not start as it should: %w\n%s", err, p.stderr.String())
 	}
 	p.address = hello.Address
 	return p, nil

@@ -126,6 +126,13 @@ func plans(long bool) []plan {
 			{forgetOwner, inAttempt, 5, 1}, {purgeRecords, inAttempt, 5, 1}, {deleteResource, aroundIt, 10, 1},
 		}},
 	}
+	if long { // its service takes a minute to build
+		all = append(all, plan{world: worldClocks, rounds: 1, items: 1500, aims: []aim{
+			{killService, everyStep, 5, 0}, {terminateBackend, inAttempt, 5, 0}, {stopService, inAttempt, 2, 0},
+			{loseCommitAnswer, atCommit, 10, 0}, {crashDatabase, everyStep, 1, 0},
+			{purgeRecords, inAttempt, 10, 0}, {forgetOwner, inAttempt, 3, 0}, {deleteResource, aroundIt, 5, 0},
+		}})
+	}
 	if !long {
 		for n := range all {
 			all[n].rounds, all[n].items = 1, 500

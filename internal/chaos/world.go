@@ -24,6 +24,7 @@ const (
 	worldPostgres     = "Postgres, Read Committed"
 	worldSerializable = "Postgres, Serializable"
 	worldPgBouncer    = "Postgres behind PgBouncer"
+	worldClocks       = "Postgres, the services' clocks an hour apart"
 	worldSQLite       = "SQLite"
 )
 
@@ -38,7 +39,8 @@ type world struct {
 	name     string
 	program  string // of a service
 	config   service.Config
-	poolSize []int // of each service
+	poolSize []int           // of each service
+	clock    []time.Duration // by how much each service's clock is wrong
 
 	// Postgres.
 	cluster *pgtest.Cluster
@@ -56,7 +58,7 @@ func openWorld(t testing.TB, name string, bug string) *world {
 		TakeOverAfter: takeOverAfter, StaleClaim: staleClaim, MaxIdle: maxIdle, Bug: bug,
 	}}
 	if name == worldSQLite {
-		w.poolSize = []int{4, 8}
+		w.poolSize, w.clock = []int{4, 8}, make([]time.Duration, 2)
 		w.directory = t.TempDir()
 		w.program = filepath.Join(w.directory, "chaosservice")
 		build := exec.CommandContext(t.Context(), "go", "build", "-o", w.program, "./chaosservice")
@@ -72,11 +74,15 @@ func openWorld(t testing.TB, name string, bug string) *world {
 	}
 	w.program = self
 	w.poolSize = []int{2, 8, 4} // the first is soon empty
+	w.clock = make([]time.Duration, len(w.poolSize))
 	w.cluster = pgtest.StartCluster(t, map[string]string{"deadlock_timeout": "100ms"})
 	url := pgtest.With(t, w.cluster.URL(), "application_name", "chaos")
 	switch name {
 	case worldSerializable:
 		w.config.Isolation, w.config.Contend = "serializable", true
+	case worldClocks:
+		w.program = buildWithClock(t, t.TempDir())
+		w.clock = []time.Duration{-time.Hour, 0, time.Hour}
 	case worldPgBouncer:
 		w.bouncer = pgtest.StartPgBouncer(t, url, map[string]string{"default_pool_size": "10"})
 		w.config.Pooled = true
@@ -100,7 +106,7 @@ func sqliteModule(t testing.TB) string {
 func (w *world) start(slot int) (*process, error) {
 	config := w.config
 	config.PoolSize = w.poolSize[slot]
-	return startProcess(slot, w.program, config)
+	return startProcess(slot, w.program, config, w.clock[slot])
 }
 
 // database is what admin works on.

@@ -10,7 +10,6 @@ import (
 // The bugs that a service can be told to have. The harness must find each.
 const (
 	BugNoRecord    = "no record"      // keys are ignored: a retry creates again
-	BugApart       = "apart"          // the write commits in a transaction of its own, before the record's
 	BugEarly       = "early answer"   // the answer leaves before the commit
 	BugSharedOwner = "shared owner"   // everybody has one owner: one gets another's answer
 	BugNoReplay    = "never replays"  // a completed record is taken for a claim that is alive
@@ -19,7 +18,7 @@ const (
 
 // Bugs has them all.
 func Bugs() []string {
-	return []string{BugNoRecord, BugApart, BugEarly, BugSharedOwner, BugNoReplay, BugChanged}
+	return []string{BugNoRecord, BugEarly, BugSharedOwner, BugNoReplay, BugChanged}
 }
 
 // withBug returns store with a bug, if it is one of a store.

@@ -6,17 +6,19 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 )
 
 // A Message is a line of JSON on the connection between a service and the harness.
 type Message struct {
-	Kind    string // one of the kinds below
-	Fault   int    `json:",omitempty"` // the fault that the request carries
-	Step    Step   `json:",omitempty"`
-	Backend uint32 `json:",omitempty"` // the process of the database that the attempt's connection was told of
-	Server  uint32 `json:",omitempty"` // the one that it really talks to, where a pooler stands in between
-	Address string `json:",omitempty"` // where the service listens
-	Text    string `json:",omitempty"`
+	Kind    string    // one of the kinds below
+	Fault   int       `json:",omitempty"` // the fault that the request carries
+	Step    Step      `json:",omitempty"`
+	Backend uint32    `json:",omitempty"` // the process of the database that the attempt's connection was told of
+	Server  uint32    `json:",omitempty"` // the one that it really talks to, where a pooler stands in between
+	Address string    `json:",omitempty"` // where the service listens
+	Text    string    `json:",omitempty"`
+	Clock   time.Time // in Hello: what the service takes for the time
 }
 
 // The kinds of messages.

@@ -98,7 +98,7 @@ func Run[Tx any](config Config, db Database[Tx]) error {
 		return err
 	}
 	s := &service[Tx]{config: config, db: db, control: control}
-	control.send(Message{Kind: Hello, Address: listener.Addr().String()})
+	control.send(Message{Kind: Hello, Address: listener.Addr().String(), Clock: time.Now()})
 	return http.Serve(listener, s.handler())
 }
 
@@ -165,16 +165,7 @@ func (s *service[Tx]) create(r *http.Request, tx Tx, in holdsend.Incoming) (hold
 	note.Owner, note.Operation = r.Header.Get(OwnerHeader), r.URL.Path
 	row := Row{Owner: note.Owner, Operation: note.Operation, Item: note.Item, Text: note.Text}
 	var err error
-	if s.config.Bug == BugApart {
-		err = s.db.Store.InTx(ctx, func(ctx context.Context, tx Tx) error {
-			var err error
-			note.ID, err = s.db.Insert(ctx, tx, row)
-			return err
-		})
-	} else {
-		note.ID, err = s.db.Insert(ctx, tx, row)
-	}
-	if err != nil {
+	if note.ID, err = s.db.Insert(ctx, tx, row); err != nil {
 		return holdsend.Response{}, err
 	}
 	if s.config.Contend {
