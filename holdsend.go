@@ -27,9 +27,10 @@ const (
 	// freeing the key after it failed.
 	completionTimeout = 5 * time.Second
 
-	// A waiting duplicate looks again after pollFirst, then after ever longer pauses, up to pollMost. Each pause is
-	// jittered by a quarter, so that a storm of duplicates does not ask in step.
-	pollFirst = 20 * time.Millisecond
+	// A waiting duplicate looks again when the attempt in its process ends; for one elsewhere after pollFirst, then after
+	// ever longer pauses, up to pollMost. Each pause is jittered by a quarter, so that a storm of duplicates does not
+	// ask in step.
+	pollFirst = 50 * time.Millisecond
 	pollMost  = 250 * time.Millisecond
 
 	// askAtLeast is how long the store may take to answer although Wait has passed.
@@ -175,11 +176,14 @@ func (c *call[Tx]) checkCaller() error {
 // claim claims the key and runs create, or answers from the record that stands at the scope, waiting for a running
 // attempt if it must.
 func (c *call[Tx]) claim(ctx context.Context, fingerprint string) (Answer, error) {
-	wait := waiter{limit: c.req.Wait}
+	wait := waiter{limit: c.req.Wait, scope: c.scope, waiters: waitersOf(c.store)}
 	if wait.limit == 0 {
 		wait.limit = defaultWait
 	}
-	defer func() { c.event.Waited = wait.waited() }()
+	defer func() {
+		wait.stop()
+		c.event.Waited = wait.waited()
+	}()
 
 	claim := Claim{Scope: c.scope, Fingerprint: fingerprint}
 	for {
@@ -294,6 +298,7 @@ func (c *call[Tx]) lookLater(ctx context.Context, wait *waiter) (*Record, error)
 
 // run runs create under a claim and ends the attempt: complete on a 2xx, abort on anything else.
 func (c *call[Tx]) run(ctx context.Context, attempt Attempt[Tx]) (Answer, error) {
+	defer waitersOf(c.store).wake(c.scope) // once the attempt has ended, however it did
 	returned := false
 	defer func() {
 		if !returned { // a panic or runtime.Goexit in create, which goes on
@@ -400,6 +405,9 @@ var errWaitOver = errors.New("holdsend: the wait is over")
 // A waiter paces a duplicate that waits for another attempt. It holds no connection and no lock between two looks.
 type waiter struct {
 	limit    time.Duration // negative: do not wait
+	scope    Scope
+	waiters  *Waiters
+	room     *room         // nil: not waiting, or not any more
 	started  time.Time     // zero: not waiting yet
 	stopped  time.Time     // zero: still waiting
 	interval time.Duration // the next pause
@@ -408,7 +416,7 @@ type waiter struct {
 // start starts the wait, unless it has started.
 func (w *waiter) start() {
 	if w.started.IsZero() {
-		w.started, w.interval = time.Now(), pollFirst
+		w.started, w.interval, w.room = time.Now(), pollFirst, w.waiters.enter(w.scope)
 	}
 }
 
@@ -419,11 +427,16 @@ func (w *waiter) pause(ctx context.Context) error {
 		return errWaitOver
 	}
 	pause := w.interval*3/4 + rand.N(w.interval/2)
-	w.interval = min(w.interval*2, pollMost)
 	timer := time.NewTimer(min(pause, left)) // the last look comes when Wait has passed
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		w.interval = min(w.interval*2, pollMost)
+		return nil
+	case <-w.room.ended:
+		// Whoever holds the scope next is another attempt. Wait for that one from before the look that may show it.
+		w.waiters.leave(w.scope, w.room)
+		w.interval, w.room = pollFirst, w.waiters.enter(w.scope)
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -434,7 +447,7 @@ func (w *waiter) pause(ctx context.Context) error {
 // connections are all taken must not hold it for longer. The last look, and a take-over, get a moment all the same.
 func (w *waiter) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if w.started.IsZero() {
-		return context.WithCancel(ctx)
+		return ctx, func() {}
 	}
 	return context.WithTimeout(ctx, max(w.limit-time.Since(w.started), askAtLeast))
 }
@@ -450,14 +463,17 @@ func waitError(ctx, askCtx context.Context, err error) error {
 	return err
 }
 
-func (w *waiter) stop() { w.stopped = time.Now() }
+// stop ends the wait, unless it has ended.
+func (w *waiter) stop() {
+	if w.room != nil {
+		w.waiters.leave(w.scope, w.room)
+		w.stopped, w.room = time.Now(), nil
+	}
+}
 
 func (w *waiter) waited() time.Duration {
-	switch {
-	case w.started.IsZero():
+	if w.started.IsZero() {
 		return 0
-	case w.stopped.IsZero():
-		return time.Since(w.started)
 	}
 	return w.stopped.Sub(w.started)
 }

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -741,8 +742,7 @@ func TestDuplicateWaitsForTheOriginal(t *testing.T) {
 		assert.Equal(t, holdsend.OutcomeReplayed, answer.Outcome)
 		assert.Equal(t, "original", string(answer.Body))
 		took := time.Since(start)
-		assert.GreaterOrEqual(t, took, time.Second)
-		assert.Less(t, took, 1500*time.Millisecond, "it looks again often enough")
+		assert.Equal(t, time.Second, took, "it is woken when the attempt ends")
 		assert.Equal(t, took, event.Waited)
 		assert.Equal(t, took, event.Duration)
 	})
@@ -796,6 +796,68 @@ func TestConflictDoesNotWait(t *testing.T) {
 	})
 }
 
+// A store without a method Waiters wakes nobody: the attempt may as well run in another process.
+type elsewhere struct {
+	holdsend.Store[*holdsend.MemoryTx]
+	looks *atomic.Int64
+}
+
+func (s elsewhere) Find(ctx context.Context, scope holdsend.Scope) (*holdsend.Record, error) {
+	s.looks.Add(1)
+	return s.Store.Find(ctx, scope)
+}
+
+func TestDuplicateLooksForAnAttemptElsewhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := holdsend.NewMemoryStore(nil)
+		finish, wait := startFirst(store)
+		defer wait()
+		go func() {
+			time.Sleep(time.Second)
+			finish <- holdsend.Response{Status: 201, Body: []byte("original")}
+		}()
+		looks := new(atomic.Int64)
+		start := time.Now()
+		answer, err := holdsend.HandleIdempotent(t.Context(), elsewhere{store, looks}, noteRequest(), unexpected[*holdsend.MemoryTx](t))
+		require.NoError(t, err)
+		assert.Equal(t, holdsend.OutcomeReplayed, answer.Outcome)
+		took := time.Since(start)
+		assert.GreaterOrEqual(t, took, time.Second)
+		assert.Less(t, took, 1500*time.Millisecond, "it looks again often enough")
+		assert.LessOrEqual(t, looks.Load(), int64(took/(100*time.Millisecond)), "and not more often than every 100 ms")
+	})
+}
+
+// Every waiter is woken, and one whose attempt failed waits for the next one, which is among them.
+func TestWaitersAreWokenTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := holdsend.NewMemoryStore(nil)
+		finish, wait := startFirst(store)
+		var creates atomic.Int64
+		var group sync.WaitGroup
+		start := time.Now()
+		for range 50 {
+			group.Go(func() {
+				answer, err := holdsend.HandleIdempotent(context.Background(), store, noteRequest(), func(context.Context, *holdsend.MemoryTx, holdsend.Incoming) (holdsend.Response, error) {
+					creates.Add(1)
+					time.Sleep(500 * time.Millisecond)
+					return holdsend.Response{Status: 201, Body: []byte("second")}, nil
+				})
+				assert.NoError(t, err)
+				assert.Equal(t, "second", string(answer.Body))
+				assert.Equal(t, 1500*time.Millisecond, time.Since(start))
+			})
+		}
+		time.Sleep(time.Second)
+		finish <- holdsend.Response{Status: 500}
+		wait()
+		group.Wait()
+		assert.EqualValues(t, 1, creates.Load())
+	})
+}
+
 // If the first attempt fails while a duplicate waits, the duplicate creates.
 func TestWaiterClaimsAFreedKey(t *testing.T) {
 	t.Parallel()
@@ -816,8 +878,7 @@ func TestWaiterClaimsAFreedKey(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
 		assert.False(t, event.TookOver, "nobody died")
-		assert.GreaterOrEqual(t, event.Waited, time.Second)
-		assert.Less(t, event.Waited, 1500*time.Millisecond)
+		assert.Equal(t, time.Second, event.Waited, "it is woken when the attempt ends")
 		assert.Equal(t, event.Waited+time.Minute, event.Duration)
 		wait()
 	})

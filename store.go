@@ -73,6 +73,9 @@ type Record struct {
 // Expired and Abandoned are judged by the store's own clock (the database's, where there is one), never by the clock of
 // the process that asks. Records are copied on the way in and out. All methods may be called from many goroutines.
 //
+// A store with a method Waiters() *[Waiters] has its duplicates woken when the attempt that they wait for ends in their
+// own process.
+//
 // Test your own with package contracttest, which has one case for each rule below.
 type Store[Tx any] interface {
 	// Begin claims c.Scope and opens the attempt's transaction, or returns the record that stands there. It returns

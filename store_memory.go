@@ -46,6 +46,7 @@ type MemoryStore struct {
 	takeOverAfter time.Duration
 	staleClaim    time.Duration
 	now           func() time.Time
+	waiters       Waiters
 
 	mu         sync.Mutex // held for moments only: never while a function of the caller's runs, but for now
 	records    map[Scope]*memoryRecord
@@ -79,6 +80,9 @@ func NewMemoryStore(o *MemoryOptions) *MemoryStore {
 	}
 	return s
 }
+
+// Waiters returns where this process's duplicates wait: see [Waiters].
+func (s *MemoryStore) Waiters() *Waiters { return &s.waiters }
 
 // A memoryRecord is a record that stands, or stood, in a store. Its fields change only under the store's lock.
 type memoryRecord struct {

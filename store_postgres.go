@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	_ "embed"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -79,6 +80,7 @@ type PostgresStore struct {
 	takeOverAfter time.Duration
 	staleClaim    time.Duration
 	maxIdle       time.Duration
+	waiters       Waiters
 }
 
 var _ Store[pgx.Tx] = (*PostgresStore)(nil)
@@ -123,6 +125,9 @@ func NewPostgresStore(db PostgresDB, o *PostgresOptions) (*PostgresStore, error)
 	s.serializable.Store(o.TxOptions.IsoLevel == pgx.Serializable)
 	return s, nil
 }
+
+// Waiters returns where this process's duplicates wait: see [Waiters].
+func (s *PostgresStore) Waiters() *Waiters { return &s.waiters }
 
 func orDefault(value, byDefault time.Duration) time.Duration {
 	if value == 0 {
@@ -672,7 +677,14 @@ func newClaimID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails: it ends the program if the system has no randomness
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+	var text [36]byte
+	hex.Encode(text[:8], b[:4])
+	hex.Encode(text[9:13], b[4:6])
+	hex.Encode(text[14:18], b[6:8])
+	hex.Encode(text[19:23], b[8:10])
+	hex.Encode(text[24:], b[10:])
+	text[8], text[13], text[18], text[23] = '-', '-', '-', '-'
+	return string(text[:])
 }
 
 // scanStanding reads what Claim and Replace return: the row's ctid for a win, else the record that stands there.

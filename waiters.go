@@ -1,0 +1,71 @@
+package holdsend
+
+import "sync"
+
+// Waiters is where the calls of one process that wait for an attempt meet the call that runs it: they are woken when it
+// ends, instead of at their next look. Calls in other processes go on looking. A Store has a place for it by one method,
+//
+//	func (s *MyStore) Waiters() *holdsend.Waiters { return &s.waiters }
+//
+// and need do nothing else; a store that wraps another hands on that one's. The zero value is ready for use.
+type Waiters struct {
+	mu    sync.Mutex
+	rooms map[Scope]*room // of the scopes that somebody waits for
+}
+
+// A room is where the calls wait that wait for the same attempt.
+type room struct {
+	ended  chan struct{} // closed when the attempt has ended
+	inside int
+}
+
+// waitersOf returns nil, which wakes nobody, for a store that has none.
+func waitersOf(store any) *Waiters {
+	if s, ok := store.(interface{ Waiters() *Waiters }); ok {
+		return s.Waiters()
+	}
+	return nil
+}
+
+// enter returns the room of those who wait for the attempt that holds scope, to be left.
+func (w *Waiters) enter(scope Scope) *room {
+	if w == nil {
+		return &room{}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.rooms[scope]
+	if r == nil {
+		r = &room{ended: make(chan struct{})}
+		if w.rooms == nil {
+			w.rooms = map[Scope]*room{}
+		}
+		w.rooms[scope] = r
+	}
+	r.inside++
+	return r
+}
+
+func (w *Waiters) leave(scope Scope, r *room) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r.inside--; r.inside == 0 && w.rooms[scope] == r {
+		delete(w.rooms, scope)
+	}
+}
+
+// wake tells those who wait for scope that its attempt has ended.
+func (w *Waiters) wake(scope Scope) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r := w.rooms[scope]; r != nil {
+		close(r.ended)
+		delete(w.rooms, scope)
+	}
+}
