@@ -27,10 +27,11 @@ const sqliteScope = `owner = ?1 AND operation = ?2 AND key = ?3`
 // Rounded: the product of a floating point number may lie just under the millisecond that is meant.
 const sqliteNow = `CAST(round(unixepoch('subsec') * 1000) AS INTEGER)`
 
-// sqliteFind reads a record; ?4 is TakeOverAfter.
+// sqliteFind reads a record; ?4 is TakeOverAfter. abs: a claim of the future is one from before the clock was set back, and
+// must not hold its key until then.
 const sqliteFind = `SELECT state, fingerprint, claim_id, claimed_at, completed_at, expires_at, status, header, body, resource_ref,
 	state <> 'claimed' AND coalesce(expires_at <= {now}, 0),
-	state = 'claimed' AND marked = 0 AND claimed_at <= {now} - ?4
+	state = 'claimed' AND marked = 0 AND abs({now} - claimed_at) >= ?4
 FROM {records} WHERE {scope}`
 
 // sqliteClaim inserts a claim into an empty scope. ?4 claim id, ?5 fingerprint.
@@ -44,7 +45,7 @@ VALUES (?1, ?2, ?3, 'claimed', ?5, ?4, {now}) ON CONFLICT (owner, operation, key
 const sqliteReplace = `UPDATE {records} SET state = 'claimed', fingerprint = ?5, claim_id = ?4, marked = 0, claimed_at = {now},
 	completed_at = NULL, expires_at = NULL, status = NULL, header = NULL, body = NULL, resource_ref = NULL
 WHERE {scope} AND claim_id = ?6 AND state = ?7
-	AND (state <> 'claimed' AND expires_at <= {now} OR state = 'claimed' AND marked = 0 AND claimed_at <= {now} - ?8)`
+	AND (state <> 'claimed' AND expires_at <= {now} OR state = 'claimed' AND marked = 0 AND abs({now} - claimed_at) >= ?8)`
 
 // sqliteMark is the first statement of an attempt's transaction: it takes the write lock, and its mark, once committed,
 // tells a COMMIT of create's own from a ROLLBACK. No row: the claim was lost meanwhile. ?4 claim id.
@@ -85,4 +86,4 @@ const sqlitePurgeRecords = `DELETE FROM {records} WHERE rowid IN (
 
 // ?1 StaleClaim.
 const sqlitePurgeClaims = `DELETE FROM {records} WHERE rowid IN (
-	SELECT rowid FROM {records} WHERE state = 'claimed' AND marked = 0 AND claimed_at <= {now} - ?1 LIMIT 1000)`
+	SELECT rowid FROM {records} WHERE state = 'claimed' AND marked = 0 AND abs({now} - claimed_at) >= ?1 LIMIT 1000)`

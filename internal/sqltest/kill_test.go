@@ -26,6 +26,9 @@ const (
 	// writerVariable makes the test binary one of the processes of TestSQLiteProcessesAreKilled: driver and file.
 	writerVariable = "HOLDSEND_SQLTEST_WRITER"
 
+	// hangVariable makes it hang in a create instead.
+	hangVariable = "HOLDSEND_SQLTEST_HANG"
+
 	writers     = 8   // in each of the two processes
 	items       = 120 // each sent by both processes
 	kills       = 16
@@ -34,7 +37,11 @@ const (
 
 func TestMain(m *testing.M) {
 	if driver, file, ok := strings.Cut(os.Getenv(writerVariable), ":"); ok {
-		if err := writeItems(driver, file); err != nil {
+		do := writeItems
+		if os.Getenv(hangVariable) != "" {
+			do = hang
+		}
+		if err := do(driver, file); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -194,4 +201,71 @@ func runWriter(driver, file string, todo map[string]bool, until int) (map[string
 		return answers, fmt.Errorf("a process that was not killed: %w", err)
 	}
 	return answers, nil
+}
+
+// hang runs a create that has written, says so, and never returns.
+func hang(driver, file string) error {
+	db, err := sql.Open(driver, sqliteDSN(file))
+	if err != nil {
+		return err
+	}
+	store, err := sqlstore.NewSQLite(db, nil)
+	if err != nil {
+		return err
+	}
+	_, err = holdsend.HandleIdempotent(context.Background(), store, request(key), func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+		if _, err := insertNote(ctx, tx, in); err != nil {
+			return created, err
+		}
+		fmt.Println("written")
+		_, err := os.Stdin.Read(make([]byte, 1))
+		return created, err
+	})
+	return err
+}
+
+// A process that hangs in its create holds the key: a duplicate in another one is told so, and nobody else can write. Once it
+// is killed, its key is taken over, and what it wrote is not there.
+func TestSQLiteProcessIsKilledInItsCreate(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		file := filepath.Join(t.TempDir(), "shared.db")
+		db := openSQLite(t, driver, file)
+		execute(t, db, sqlstore.SQLiteSchema(nil)+"CREATE TABLE writes (name TEXT NOT NULL)")
+		store, err := sqlstore.NewSQLite(db, &sqlstore.Options{TakeOverAfter: time.Millisecond, BusyTimeout: 200 * time.Millisecond})
+		require.NoError(t, err)
+
+		program, err := os.Executable()
+		require.NoError(t, err)
+		command := exec.Command(program)
+		command.Env = append(os.Environ(), writerVariable+"="+driver+":"+file, hangVariable+"=1")
+		command.Stderr = os.Stderr
+		input, err := command.StdinPipe()
+		require.NoError(t, err)
+		output, err := command.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, command.Start())
+		defer input.Close()
+		line, err := bufio.NewReader(output).ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "written\n", line)
+
+		answer, err := holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeInProgress, answer.Outcome)
+		_, err = holdsend.HandleIdempotent(t.Context(), store, request("key-another"), insertNote)
+		require.ErrorIs(t, err, sqlstore.ErrBusy)
+
+		require.NoError(t, command.Process.Kill())
+		_ = command.Wait()
+		var event holdsend.Event
+		req := request(key)
+		req.Wait = time.Minute
+		req.Observe = func(_ context.Context, e holdsend.Event) { event = e }
+		answer, err = holdsend.HandleIdempotent(t.Context(), store, req, insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+		require.True(t, event.TookOver)
+		requireNotes(t, db, 1)
+	})
 }

@@ -65,11 +65,9 @@ func TestPostgresKeepsTheContract(t *testing.T) {
 // must not run.
 func TestPostgresKeepsTheContractUnderOtherLevels(t *testing.T) {
 	t.Parallel()
-	eachPostgres(t, func(t *testing.T, driver string) {
-		contracttest.Run(t, func(t *testing.T) contracttest.Harness[*sql.Tx] {
-			return postgresHarness(t, driver, sql.TxOptions{Isolation: sql.LevelSerializable}, func(url string) string {
-				return pgtest.With(t, url, "default_transaction_isolation", "repeatable read")
-			})
+	contracttest.Run(t, func(t *testing.T) contracttest.Harness[*sql.Tx] {
+		return postgresHarness(t, "pgx", sql.TxOptions{Isolation: sql.LevelSerializable}, func(url string) string {
+			return pgtest.With(t, url, "default_transaction_isolation", "repeatable read")
 		})
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"net/url"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -190,5 +191,96 @@ func TestSQLiteSettingsAreSetBack(t *testing.T) {
 		_, err = store.PurgeExpired(t.Context())
 		require.NoError(t, err)
 		check(db)
+	})
+}
+
+// SQLite rolls the whole transaction back when a statement of it is interrupted or finds no room. A create that ignores that
+// and answers 2xx has stored nothing: it is told so, and its key is free.
+func TestSQLiteRollsBackByItself(t *testing.T) {
+	t.Parallel()
+	const endless = "INSERT INTO writes WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT 'endless' FROM n"
+	eachSQLite(t, func(t *testing.T, driver string) {
+		for name, c := range map[string]struct {
+			fail func(ctx context.Context, tx *sql.Tx)
+			ends bool // SQLite rolls back: where it does not, the create stands
+		}{
+			"interrupted": {func(ctx context.Context, tx *sql.Tx) {
+				ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+				defer cancel()
+				_, err := tx.ExecContext(ctx, endless)
+				require.Error(t, err)
+			}, true},
+			"no room": {func(ctx context.Context, tx *sql.Tx) {
+				var pages int
+				require.NoError(t, tx.QueryRow("PRAGMA page_count").Scan(&pages))
+				execute := func(pages int) {
+					_, err := tx.ExecContext(ctx, "PRAGMA max_page_count = "+strconv.Itoa(pages))
+					require.NoError(t, err)
+				}
+				execute(pages + 2)
+				_, err := tx.ExecContext(ctx, endless)
+				require.ErrorContains(t, err, "full")
+				execute(1 << 30)
+			}, false},
+		} {
+			t.Run(name, func(t *testing.T) {
+				store, db := newSQLite(t, driver, nil)
+				answer, err := holdsend.HandleIdempotent(t.Context(), store, request(key), func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+					if _, err := insertNote(ctx, tx, in); err != nil {
+						return created, err
+					}
+					c.fail(ctx, tx)
+					return created, nil // it should be the error
+				})
+				if c.ends || err != nil {
+					require.ErrorIs(t, err, holdsend.ErrTxEnded)
+					requireNotes(t, db, 0)
+				} else {
+					require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+				}
+				_, err = holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+				require.NoError(t, err)
+				requireNotes(t, db, 1)
+			})
+		}
+	})
+}
+
+// A request that ends while it waits for the writer leaves no claim.
+func TestSQLiteRequestEndsWhileItWaits(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		store, _ := newSQLite(t, driver, &sqlstore.Options{BusyTimeout: time.Hour})
+		err := store.InTx(t.Context(), func(ctx context.Context, _ *sql.Tx) error { // holds the lock
+			waiting, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			defer cancel()
+			_, err := holdsend.HandleIdempotent(waiting, store, request(key), insertNote)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			_, err = store.Find(ctx, holdsend.Scope{Owner: "owner-1", Operation: "note.create", Key: key})
+			require.ErrorIs(t, err, holdsend.ErrNotFound)
+			return nil
+		})
+		require.NoError(t, err)
+	})
+}
+
+// A claim from before the clock was set back has a time in the future, and is taken over all the same, or purged.
+func TestSQLiteClockIsSetBack(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		store, db := newSQLite(t, driver, nil)
+		const claim = "INSERT INTO holdsend_records (owner, operation, key, state, fingerprint, claim_id, claimed_at) VALUES ('owner-1', 'note.create', ?, 'claimed', ?, 'dead', unixepoch() * 1000 + 90000000)"
+		fingerprint, err := holdsend.Fingerprint("note.create", request(key).Content)
+		require.NoError(t, err)
+		execute(t, db, claim, key, fingerprint)
+		execute(t, db, claim, "key-purged", fingerprint)
+		req := request(key)
+		req.Wait = 0
+		answer, err := holdsend.HandleIdempotent(t.Context(), store, req, insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+		purged, err := store.PurgeExpired(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, holdsend.Purged{Claims: 1}, purged)
 	})
 }
