@@ -1,6 +1,7 @@
 package contracttest
 
 import (
+	"context"
 	"github.com/holdsend/holdsend-go"
 )
 
@@ -69,14 +70,16 @@ func abortCases[Tx any]() []contractCase[Tx] {
 		},
 		{
 			name:  "AbortOfALostClaimSparesTheNewerClaim",
-			rule:  "Abort never touches a newer claim, which took over from the attempt that is aborted",
+			rule:  "Abort never touches a newer claim, which took over from the attempt that is aborted, nor waits for it",
 			needs: needsCrash,
 			run: func(b *bench[Tx]) {
 				dead := b.crashed(scope(), "dead")
 				newer := b.takeOver(scope())
 				b.write(newer, "newer")
 				seen := b.find(scope())
-				_ = dead.Abort(b.context()) // whether a dead attempt can say anything is not the point
+				b.promptly("Abort of an attempt whose claim was taken over", func(ctx context.Context) {
+					_ = dead.Abort(ctx) // whether a dead attempt can say anything is not the point
+				})
 				b.unchanged(scope(), seen)
 				b.complete(newer, response("newer"), 0)
 				b.wrote("newer", 1)

@@ -231,6 +231,8 @@ func (s *flawedStore) mayReplace(standing *flawedRecord, seen *holdsend.Record) 
 		return false
 	case s.is("a dead claim is never taken over"):
 		return now.Expired
+	case s.is("a dead claim is taken over at any age") && now.State == holdsend.StateClaimed && !standing.living:
+		return true
 	}
 	return now.Expired || now.Abandoned && (!standing.living || s.is("a living claim is taken over"))
 }
@@ -754,8 +756,15 @@ func (s *flawedStore) keep(r holdsend.Response) holdsend.Response {
 	return r
 }
 
-func (a *flawedAttempt) Abort(context.Context) error {
+func (a *flawedAttempt) Abort(ctx context.Context) error {
 	s := a.store
+	if s.is("Abort waits for a newer claim") {
+		s.mu.Lock()
+		for r := s.records[a.name]; r != nil && r != a.record && r.living && ctx.Err() == nil; r = s.records[a.name] {
+			s.pause()
+		}
+		s.mu.Unlock()
+	}
 	again := a.ended && !a.completed && s.records[a.name] != a.record
 	if s.is("Abort twice is an error") && again {
 		return errors.New("the attempt has ended")

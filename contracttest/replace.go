@@ -249,6 +249,33 @@ func replaceCases[Tx any]() []contractCase[Tx] {
 			},
 		},
 		{
+			name:  "TakeOverYoungIsRefused",
+			rule:  "the claim of a dead attempt is not taken over before it is abandoned, whatever the caller asks for",
+			needs: needsCrash,
+			run: func(b *bench[Tx]) {
+				const leastTakeOverAfter = 50 * time.Millisecond // of a harness
+				for _, key := range []string{"key-young-1", "key-young-2", "key-young-3", "key-young-4", "key-young-5"} {
+					s := scopeOf(key)
+					b.crashed(s, key)
+					c := claimOf(s)
+					c.Replace = b.find(s)
+					attempt, _, err := b.tryBegin(b.context(), c)
+					if err != nil {
+						b.broken("Begin with Replace on the claim of a dead attempt: %v", err)
+					}
+					if attempt == nil {
+						return
+					}
+					// On a slow machine the claim may be old by now. The store's clock says how old it was.
+					if age := b.find(s).ClaimedAt.Sub(c.Replace.ClaimedAt); age < leastTakeOverAfter {
+						b.broken("a claim that was %v old was taken over", age)
+					}
+					b.complete(attempt, response("done"), 0)
+				}
+				b.t.Logf("not run: %s (each claim was old before it could be asked for)", b.rule)
+			},
+		},
+		{
 			name:  "TakenOverClaimIsYoung",
 			rule:  "a claim that took another over counts its own age, and lives like any other",
 			needs: needsCrash,

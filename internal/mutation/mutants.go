@@ -123,7 +123,7 @@ var mutants = []mutant{
 		root(postgresContract + "(Tombstone|OtherContent)"),
 	},
 	{
-		"Postgres: Abort frees a newer claim", "Abort never touches a newer claim",
+		"Postgres: Abort waits for a newer claim, to free it", "Abort never touches a newer claim",
 		[]edit{{postgres, "WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND aborted", "WHERE {scope} AND $4::text IS NOT NULL AND state = 'claimed' AND aborted"}},
 		root(postgresContract + "(^Abort|^Complete)"),
 	},
@@ -140,7 +140,7 @@ var mutants = []mutant{
 	{
 		"Postgres: statements at the database's default level", "a statement that waited for a commit sees it",
 		[]edit{{"store_postgres.go", "var pinned = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}", "var pinned = pgx.TxOptions{}"}},
-		root("^TestPostgresLostCommitAnswerUnderEveryIsolationLevel$"),
+		root("^TestPostgresKeepsTheContractUnderEveryIsolationLevel$/^by_the_database's_default$/^repeatable_read$"),
 	},
 	{
 		"Postgres: leaked transaction still works", "no transaction outlives its attempt",
@@ -170,7 +170,7 @@ var mutants = []mutant{
 			{"sqlstore/sqlite.sql", "resource_ref TEXT,\n\tPRIMARY KEY (owner, operation, key)\n", "resource_ref TEXT\n"},
 			{sqlite, " ON CONFLICT (owner, operation, key) DO NOTHING", ""},
 		},
-		sql(sqliteContract + "(OneWinnerOfMany|ProtocolCreatesOnce)"),
+		sql("^TestSQLiteProcessesAreKilled$/^modernc$"),
 	},
 	{
 		"SQLite: take-over without compare-and-set", "a record that changed since it was seen is not replaced",
@@ -188,7 +188,7 @@ var mutants = []mutant{
 	{
 		"SQLite: a transaction that was rolled back completes its record", "record and write are committed together or not at all",
 		[]edit{
-			{"sqlstore/sqlite_attempt.go", "if state == holdsend.StateClaimed && !marked {", "if false {"},
+			{"sqlstore/sqlite_attempt.go", "if state == holdsend.StateClaimed && !marked {", "if false && state == \"\" && marked {"},
 			{sqlite, "sqliteComplete + ` AND marked = 1`", "sqliteComplete"},
 		},
 		sql("^TestSQLiteCreateEndsItsTransaction$/^modernc$"),
@@ -258,9 +258,9 @@ var mutants = []mutant{
 		root("^TestCreatesAnswer$"),
 	},
 	{
-		"protocol: a take-over is tried without a pause", "a waiting duplicate asks at its pace",
-		[]edit{{protocol, "if verdict == replaceable && !refused {", "if verdict == replaceable && (refused || !refused) {"}},
-		root("^Test(WaiterPace|WaiterTakesOver|PostgresTakeOverIsBoundedByWait)$"),
+		"protocol: a waiter never slows down", "a storm of duplicates does not wear the database out",
+		[]edit{{protocol, "\tw.interval = min(w.interval*2, pollMost)\n", ""}},
+		root("^TestWaiterPace$"),
 	},
 	{
 		"protocol: Set-Cookie stored", "a replay carries nobody else's cookie",
