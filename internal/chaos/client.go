@@ -177,6 +177,7 @@ func (r *round) post(ctx context.Context, i *item, s *shot) (a answer) {
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set(service.OwnerHeader, i.owner)
 	request.Header.Set(holdsend.HeaderIdempotencyKey, i.key)
+	request.Header.Set(holdsend.HeaderWrittenAt, time.Now().Format(time.RFC3339)) // another on each attempt: it is no content
 	if s != nil {
 		s.ask(request.Header)
 	}

@@ -76,6 +76,9 @@ const progressEvery = 30 * time.Second
 // run runs all rounds of all worlds.
 func run(t testing.TB, o options) *report {
 	t.Helper()
+	if o.bug != "" && !slices.Contains(service.Bugs(), o.bug) {
+		t.Fatalf("there is no bug named %q", o.bug)
+	}
 	rep := newReport(o.seed, o.command)
 	t.Logf("seed %d", o.seed)
 	stop := make(chan struct{})
@@ -90,9 +93,7 @@ func run(t testing.TB, o options) *report {
 	if all == nil {
 		all = plans(o.long)
 	}
-	known := map[string]bool{}
 	for n, plan := range all {
-		known[plan.world] = true
 		if !strings.Contains(strings.ToLower(plan.world), strings.ToLower(o.worlds)) {
 			continue
 		}
@@ -109,9 +110,6 @@ func run(t testing.TB, o options) *report {
 			}
 		}
 		t.Logf("%s: %s", plan.world, rep.progress())
-	}
-	if o.bug != "" && !slices.Contains(service.Bugs(), o.bug) {
-		t.Fatalf("there is no bug named %q", o.bug)
 	}
 	return rep
 }

@@ -204,10 +204,14 @@ func (r *report) world(line func(string, ...any), world string) {
 
 // bound is the rule of three: n trials without a failure make a probability of failure above 3/n unlikely, at 95 %.
 func bound(n int) string {
-	if n < 3 {
+	below := 300 / float64(n)
+	switch {
+	case n < 4:
 		return ""
+	case below >= 10:
+		return fmt.Sprintf("%.0f %%", below)
 	}
-	return fmt.Sprintf("%.2g %%", 300/float64(n))
+	return fmt.Sprintf("%.2g %%", below)
 }
 
 // The markers between which a document has the table.
