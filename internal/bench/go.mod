@@ -7,9 +7,12 @@ replace github.com/holdsend/holdsend-go => ../../
 
 require (
 	github.com/dbos-inc/dbos-transact-golang v1.8.0
+	github.com/go-json-experiment/json v1.27.2
 	github.com/gofiber/fiber/v3 v3.1.0
+	github.com/gowebpki/jcs v1.0.2
 	github.com/holdsend/holdsend-go v0.0.0-00010101000000-000000000000
 	github.com/jackc/pgx/v5 v5.13.0
+	github.com/stretchr/testify v1.12.1
 	github.com/valyala/fasthttp v1.69.0
 	golang.org/x/sys v0.50.0
 )
@@ -30,6 +33,7 @@ require (
 	github.com/robfig/cron/v3 v3.0.1 // indirect
 	github.com/tinylib/msgp v1.6.3 // indirect
 	github.com/valyala/bytebufferpool v1.0.0 // indirect
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/crypto v0.58.0 // indirect
 	golang.org/x/net v0.62.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect

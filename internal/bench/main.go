@@ -33,6 +33,13 @@ func parts() []part {
 		{"create", "a create, against an unprotected one and other ways to protect it", measureCreates},
 		{"replay", "a replay, against a SELECT by primary key", measureReplays},
 		{"mix", "95 % creates and 5 % replays", measureMixes},
+		{"storm", "duplicates that wait, and creates beside them", measureStorms},
+		{"waiters", "how soon waiters answer after the first attempt", measureWaiters},
+		{"cost", "WAL, flushes, statements, round trips, CPU and allocations of one operation", measureCosts},
+		{"fingerprint", "hs1, against the least that one must do and other canonical forms", measureFingerprints},
+		{"fillfactor", "settings of the table, and the index on claims", measureFillfactor},
+		{"partitioned", "records in 16 partitions by owner", measurePartitions},
+		{"scale", "many records: how creates, replays, storage, purge and forget grow", measureScale},
 	}
 }
 
@@ -59,8 +66,8 @@ func run(ctx context.Context, arguments []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	only := flags.String("only", "", "the parts to run, separated by commas; default: all")
 	quick := flags.Bool("quick", false, "a minute instead of ten: few and short rounds, for a first impression")
-	rounds := flags.Int("rounds", 11, "how many rounds each contender gets")
-	round := flags.Duration("round", 500*time.Millisecond, "how long a round is")
+	rounds := flags.Int("rounds", 9, "how many rounds each contender gets")
+	round := flags.Duration("round", 300*time.Millisecond, "how long a round is")
 	clients := flags.String("clients", "1,8,32", "how many clients there are at once, one number for each run")
 	delays := flags.String("delays", "0s,500us", "what the network adds to each round trip, one duration for each run")
 	records := flags.Float64("scale", 1e6, "up to how many records part scale generates; 1e7 takes 6 GB of disk")
