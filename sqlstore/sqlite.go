@@ -57,6 +57,10 @@ func isBusy(err error) bool {
 // answered; NORMAL, which is faster, may lose the last ones, each with its record. The claim alone is committed with
 // NORMAL at most: losing it loses no write. A crash of the process loses nothing either way.
 //
+// SQLite itself rolls a transaction back when a statement of it is interrupted, as when its context ends. A create that
+// ignores that error and answers 2xx gets ErrTxEnded, and its key is free. But what it wrote after the rollback was committed
+// on its own, and nothing can undo it: return every error of the database.
+//
 // It starts no goroutine. A create takes one connection for its whole run.
 type SQLiteStore struct {
 	db  *sql.DB
