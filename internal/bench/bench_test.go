@@ -14,6 +14,7 @@ import (
 
 // Each part runs to its end and fills its tables. How fast things are is not looked at.
 func TestEveryPartMeasures(t *testing.T) {
+	t.Parallel()
 	report := filepath.Join(t.TempDir(), "report.md")
 	document := "before\n"
 	for _, p := range parts() {
@@ -50,6 +51,7 @@ func TestRefusesWhatItDoesNotKnow(t *testing.T) {
 
 // What is sent in one go is delayed once, whatever its length, and in order.
 func TestDelayIsPaidOnce(t *testing.T) {
+	t.Parallel()
 	require.NoError(t, outsideTests(t.Context(), func(b *bench) {
 		const delay = 100 * time.Millisecond
 		pool := b.pool(b.delayed(b.server().TCPURL(), delay), 1)
