@@ -61,6 +61,7 @@ type history struct {
 	forgets                           int           // how often its owner was asked to be forgotten
 	deletedAt                         time.Duration // when its deletion was acknowledged; 0: not
 	deleting                          bool          // somebody asked for its deletion
+	unanswered                        int           // how many clients gave up in the end, without a final answer of their own
 	waived                            bool          // it was never sent: the run was cut short
 }
 
@@ -137,6 +138,9 @@ func checkItem(h history, rows []service.Row, report func(verdict, why string)) 
 
 	if !slices.ContainsFunc(h.answers, answer.isFinal) {
 		say(stuck, "no 2xx and no final refusal in %d attempts", len(h.answers))
+	}
+	if h.unanswered > 0 {
+		say(stuck, "a client that sent it, perhaps again, was never answered")
 	}
 	for _, row := range rows {
 		if row.Owner != h.owner || row.Operation != h.operation || row.Text != h.text {

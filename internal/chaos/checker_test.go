@@ -76,6 +76,8 @@ func TestTheCheckerSeesEachFault(t *testing.T) {
 			a.body = string(body)
 		})
 	}
+	notReplayed := tell(once).created(1).refused(409, "in_progress").row(1)
+	notReplayed.history.unanswered = 1
 	forgottenOnce := func() *told {
 		s := tell(forgotten)
 		s.history.forgets = 1
@@ -94,6 +96,7 @@ func TestTheCheckerSeesEachFault(t *testing.T) {
 		"never answered":                           {tell(once).nothing().refused(409, "in_progress").row(1), []string{stuck}},
 		"never answered, and there twice":          {tell(once).nothing().row(1).row(2), []string{stuck, doubled}},
 		"never sent at all":                        {tell(once), []string{stuck}},
+		"acknowledged, and never replayed":         {notReplayed, []string{stuck}},
 		"two answers are the original":             {tell(once).created(1).created(1).row(1), []string{wrong}},
 		"another status":                           {tell(once).created(1).answer(changed(func(a *answer) { a.status = 200 })).row(1), []string{wrong}},
 		"another body":                             {tell(once).created(1).answer(changed(func(a *answer) { a.body += " " })).row(1), []string{wrong}},

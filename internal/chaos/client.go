@@ -116,6 +116,9 @@ func (r *round) send(i *item, s *shot) {
 		}
 		r.pause(retryAtLeast + time.Duration(r.dice.below(int(retryAtMost-retryAtLeast))))
 	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.unanswered++
 }
 
 func (r *round) pause(d time.Duration) {

@@ -93,11 +93,18 @@ func run(t testing.TB, o options) *report {
 	if all == nil {
 		all = plans(o.long)
 	}
+	chosen := func(p plan) bool { return strings.Contains(strings.ToLower(p.world), strings.ToLower(o.worlds)) }
+	programs := map[string]string{} // built before anything runs: the source may change meanwhile
+	for _, plan := range all {
+		if chosen(plan) {
+			programs[plan.world] = serviceProgram(t, plan.world)
+		}
+	}
 	for n, plan := range all {
-		if !strings.Contains(strings.ToLower(plan.world), strings.ToLower(o.worlds)) {
+		if !chosen(plan) {
 			continue
 		}
-		w := openWorld(t, plan.world, o.bug)
+		w := openWorld(t, plan.world, programs[plan.world], o.bug)
 		for number, faults := range plan.faults(o.long, newDice(o.seed, uint64(n))) {
 			if isClosed(stop) {
 				break

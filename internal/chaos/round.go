@@ -73,22 +73,7 @@ func runRound(t testing.TB, w *world, number, items int, faults []planned, dice 
 		workers.Wait()
 		close(allCarried)
 	}()
-	for waiting := true; waiting; {
-		select {
-		case <-allCarried:
-			waiting = false
-		case <-time.After(time.Second):
-			if r.isTaken() { // no fault comes any more
-				timeout := time.AfterFunc(answerWithin, cancel)
-				<-allCarried
-				timeout.Stop()
-				waiting = false
-			}
-		}
-		if w.proxy != nil {
-			w.proxy.Reset() // it would remember everything
-		}
-	}
+	r.waitFor(allCarried, cancel)
 	r.background.Wait()
 	r.slots.close()
 
@@ -101,6 +86,36 @@ func runRound(t testing.TB, w *world, number, items int, faults []planned, dice 
 		histories = append(histories, i.history)
 	}
 	rep.judged(w.name, histories, check(histories, rows), int(r.attempts.Load()), len(r.spare))
+}
+
+// waitFor waits until all items are carried, or have had their time: answerWithin after the last of them was taken, for no
+// fault comes by then. Where nothing moves for as long, the rest is not sent.
+func (r *round) waitFor(allCarried <-chan struct{}, expire func()) {
+	look := time.NewTicker(time.Second)
+	defer look.Stop()
+	carried, moved := r.report.carried.Load(), time.Now()
+	var taken time.Time
+	for {
+		select {
+		case <-allCarried:
+			return
+		case <-look.C:
+		}
+		if now := r.report.carried.Load(); now != carried {
+			carried, moved = now, time.Now()
+		}
+		switch {
+		case taken.IsZero() && r.isTaken():
+			taken = time.Now()
+		case taken.IsZero() && time.Since(moved) > answerWithin:
+			r.giveUp()
+		case !taken.IsZero() && time.Since(taken) > answerWithin:
+			expire()
+		}
+		if r.world.proxy != nil {
+			r.world.proxy.Reset() // it would remember everything
+		}
+	}
 }
 
 // makeItems makes what clients will send, and spreads the faults over all but the last tenth, so that the last ones are
@@ -188,24 +203,29 @@ func (r *round) missed(s *shot) {
 	r.spare = append(r.spare, again)
 }
 
-// take returns the next item, or nil if there is none or the run is to stop. What is not sent then is not judged.
-func (r *round) take(stop <-chan struct{}) *item {
+// giveUp leaves out what was not sent yet. It is not judged.
+func (r *round) giveUp() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	select {
-	case <-stop:
-		for _, i := range r.items[r.next:] {
-			if i.rule == refused { // as the item that it conflicts with
-				break
-			}
-			i.waived = true
-			if i.conflict != nil {
-				i.conflict.waived = true
-			}
+	for _, i := range r.items[r.next:] {
+		if i.rule == refused { // as the item that it conflicts with
+			break
 		}
-		r.next = len(r.items)
-	default:
+		i.waived = true
+		if i.conflict != nil {
+			i.conflict.waived = true
+		}
 	}
+	r.next = len(r.items)
+}
+
+// take returns the next item, or nil if there is none or the run is to stop.
+func (r *round) take(stop <-chan struct{}) *item {
+	if isClosed(stop) {
+		r.giveUp()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for r.next < len(r.items) {
 		i := r.items[r.next]
 		r.next++

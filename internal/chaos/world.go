@@ -52,27 +52,37 @@ type world struct {
 	file      string
 }
 
-// openWorld starts what a world needs. t ends it.
-func openWorld(t testing.TB, name string, bug string) *world {
-	w := &world{name: name, config: service.Config{
-		TakeOverAfter: takeOverAfter, StaleClaim: staleClaim, MaxIdle: maxIdle, Bug: bug,
-	}}
-	if name == worldSQLite {
-		w.poolSize, w.clock = []int{4, 8}, make([]time.Duration, 2)
-		w.directory = t.TempDir()
-		w.program = filepath.Join(w.directory, "chaosservice")
-		build := exec.CommandContext(t.Context(), "go", "build", "-o", w.program, "./chaosservice")
+// serviceProgram returns the program that serves in a world, building it where it is not this one.
+func serviceProgram(t testing.TB, world string) string {
+	switch world {
+	case worldClocks:
+		return buildWithClock(t, t.TempDir())
+	case worldSQLite:
+		program := filepath.Join(t.TempDir(), "chaosservice")
+		build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./chaosservice")
 		build.Dir = sqliteModule(t)
 		if output, err := build.CombinedOutput(); err != nil {
 			t.Fatalf("build the service on SQLite: %v\n%s", err, output)
 		}
-		return w
+		return program
 	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.program = self
+	return self
+}
+
+// openWorld starts what a world needs. t ends it.
+func openWorld(t testing.TB, name, program, bug string) *world {
+	w := &world{name: name, program: program, config: service.Config{
+		TakeOverAfter: takeOverAfter, StaleClaim: staleClaim, MaxIdle: maxIdle, Bug: bug,
+	}}
+	if name == worldSQLite {
+		w.poolSize, w.clock = []int{4, 8}, make([]time.Duration, 2)
+		w.directory = t.TempDir()
+		return w
+	}
 	w.poolSize = []int{2, 8, 4} // the first is soon empty
 	w.clock = make([]time.Duration, len(w.poolSize))
 	w.cluster = pgtest.StartCluster(t, map[string]string{"deadlock_timeout": "100ms"})
@@ -81,7 +91,6 @@ func openWorld(t testing.TB, name string, bug string) *world {
 	case worldSerializable:
 		w.config.Isolation, w.config.Contend = "serializable", true
 	case worldClocks:
-		w.program = buildWithClock(t, t.TempDir())
 		w.clock = []time.Duration{-time.Hour, 0, time.Hour}
 	case worldPgBouncer:
 		w.bouncer = pgtest.StartPgBouncer(t, url, map[string]string{"default_pool_size": "10"})
