@@ -26,12 +26,16 @@ func measurePartitions(b *bench) (tables []table) {
 		b.setting.delays = []time.Duration{0}
 		for _, replays := range []bool{false, true} {
 			t := b.everywhere("the plain table", func(b *bench, url string, clients int) []contender {
-				plain, divided := []maker{{"plain", protected}}, []maker{{"16 partitions", partitioned}}
+				contenders := b.creates
 				if replays {
-					return append(b.replays(url, clients, plain), b.replays(b.place(), clients, divided)...)
+					contenders = b.replays
 				}
-				return append(b.creates(url, clients, plain), b.creates(b.place(), clients, divided)...)
+				all := contenders(url, clients, []maker{{"plain", protected}})
+				all = append(all, contenders(b.place(), clients, []maker{{"16 partitions", partitioned}})...)
+				generic := pgtest.With(b, b.place(), "plan_cache_mode", "force_generic_plan")
+				return append(all, contenders(generic, clients, []maker{{"16 partitions, generic plans", partitioned}})...)
 			})
+			t.note("Postgres plans a prepared statement on partitions anew each time, unless `plan_cache_mode` is `force_generic_plan`.")
 			t.title = map[bool]string{false: "Creates", true: "Replays"}[replays]
 			tables = append(tables, t)
 		}

@@ -220,13 +220,13 @@ func (b *bench) purgeBesideTraffic(clients int) table {
 // claims has the state in its condition: no such update can be HOT.
 func measureFillfactor(b *bench) []table {
 	const clients = 8
-	n := int64(4000)
+	n, fillfactors := int64(4000), []int{100, 90, 80, 50}
 	if b.setting.quick {
-		n = 400
+		n, fillfactors = 400, []int{100, 50}
 	}
 	t := table{rows: [][]string{{"fillfactor", "index on claims", "HOT updates", "WAL, bytes a create", "table, bytes a record", "indexes, bytes a record", "after churn, times as large"}}}
 	for _, index := range []bool{true, false} {
-		for _, fillfactor := range []int{100, 90, 80, 50} {
+		for _, fillfactor := range fillfactors {
 			b.within(func(b *bench) {
 				pool := b.pool(b.place(), clients+extraConnections)
 				pgtest.Exec(b, pool, holdsend.PostgresSchema(nil))
