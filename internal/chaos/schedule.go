@@ -103,7 +103,7 @@ func plans(long bool) []plan {
 			{readOnlyDatabase, everyStep, 4, 1}, {fullPool, everyStep, 10, 2},
 			{purgeRecords, inAttempt, 15, 2}, {forgetOwner, inAttempt, 15, 2}, {deleteResource, aroundIt, 25, 2},
 		}},
-		{world: worldSerializable, rounds: 4, items: 1500, aims: []aim{
+		{world: worldSerializable, rounds: 4, items: 700, aims: []aim{
 			{killService, everyStep, 16, 3}, {terminateBackend, inAttempt, 20, 3}, {cancelBackend, inAttempt, 8, 1},
 			{service.MakeSerialization, inCreate, 100, 3}, {service.MakeDeadlock, inCreate, 50, 2},
 			{cutBeforeCommit, atCommit, 15, 1}, {cutInsideCommit, atCommit, 15, 1}, {delayCommit, atCommit, 15, 1},
