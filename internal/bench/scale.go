@@ -220,7 +220,7 @@ func (b *bench) purgeBesideTraffic(clients int) table {
 // claims has the state in its condition: no such update can be HOT.
 func measureFillfactor(b *bench) []table {
 	const clients = 8
-	n, fillfactors := int64(4000), []int{100, 90, 80, 50}
+	n, fillfactors := int64(1500), []int{100, 90, 80, 50}
 	if b.setting.quick {
 		n, fillfactors = 400, []int{100, 50}
 	}
