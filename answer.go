@@ -3,6 +3,7 @@ package holdsend
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -65,7 +66,7 @@ func (a Answer) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		case "Vary", "Set-Cookie":
 			header[name] = append(header[name], values...)
 		default:
-			header[name] = append([]string(nil), values...)
+			header[name] = values[:len(values):len(values)] // whoever adds one makes a copy
 		}
 	}
 	if a.Status != http.StatusNoContent && a.Status != http.StatusNotModified {
@@ -138,20 +139,24 @@ func replay(r *Record) Answer {
 	return Answer{Outcome: OutcomeReplayed, Status: r.Response.Status, Header: header, Body: r.Response.Body}
 }
 
-// storedHeader returns a copy of h without what belongs to one connection or one caller: a replay must carry nobody
-// else's cookie or credentials, and no date or length of another message. The first caller still gets all of h.
+// storedHeader returns h without what belongs to one connection or one caller: a replay must carry nobody else's cookie or
+// credentials, and no date or length of another message. The first caller still gets all of h, which is not changed.
 func storedHeader(h http.Header) http.Header {
-	stored := make(http.Header, len(h))
 	var connection []string // headers that Connection declares hop-by-hop
 	for name, values := range h {
 		if http.CanonicalHeaderKey(name) == "Connection" {
 			connection = append(connection, values...)
 		}
 	}
-	for name, values := range h {
+	stored := h // a store makes its own copy
+	for name := range h {
 		if isStored(http.CanonicalHeaderKey(name), connection) {
-			stored[name] = append([]string(nil), values...)
+			continue
 		}
+		if len(stored) == len(h) {
+			stored = maps.Clone(h)
+		}
+		delete(stored, name)
 	}
 	return stored
 }

@@ -29,6 +29,23 @@ func defaultOperation(r *http.Request) string {
 	return r.Method + " " + route
 }
 
+// contentOpening begins the default content of a JSON body.
+const contentOpening = `{"json":`
+
+// roomForNames is for what else defaultContent puts around a body, but for path and query.
+const roomForNames = 64
+
+// A roomyBody is the body of a request as readBody leaves it: behind contentOpening, and with room behind it, so that the
+// default content is put around it where it is. The zero value is an empty body.
+type roomyBody struct{ text []byte }
+
+func (b roomyBody) bytes() []byte {
+	if b.text == nil {
+		return nil
+	}
+	return b.text[len(contentOpening):len(b.text):len(b.text)]
+}
+
 // defaultContent returns a JSON object of the method, the escaped path, the raw query, and one of
 //
 //	"json": the body, if it is JSON
@@ -38,10 +55,9 @@ func defaultOperation(r *http.Request) string {
 //
 // The JSON text is put together by hand, its keys in order: json.Marshal would copy and check the body twice more. The
 // object around a JSON body is one level of nesting, of the 10,000 that there may be.
-func defaultContent(r *http.Request, body []byte) (any, error) {
-	path := r.URL.EscapedPath()
-	text := make([]byte, 0, len(body)+len(path)+len(r.URL.RawQuery)+160)
-	text = append(text, '{')
+func defaultContent(r *http.Request, read roomyBody) (any, error) {
+	body := read.bytes()
+	text := []byte{'{'}
 	kind := mediaType(r.Header.Get("Content-Type"))
 	opaque := false
 	switch {
@@ -53,9 +69,8 @@ func defaultContent(r *http.Request, body []byte) (any, error) {
 		if !json.Valid(body) {
 			return nil, ErrNotPlainJSON
 		}
-		text = append(text, `"json":`...)
-		text = append(text, body...)
-		text = append(text, ',')
+		copy(read.text, contentOpening)
+		text = append(read.text, ',')
 	case kind == "multipart/form-data":
 		form, err := formContent(r.Header.Get("Content-Type"), body)
 		if err != nil {
@@ -75,7 +90,7 @@ func defaultContent(r *http.Request, body []byte) (any, error) {
 	text = append(text, `"method":`...)
 	text = appendURLString(text, r.Method)
 	text = append(text, `,"path":`...)
-	text = appendURLString(text, path)
+	text = appendURLString(text, r.URL.EscapedPath())
 	text = append(text, `,"query":`...)
 	text = appendURLString(text, r.URL.RawQuery)
 	if opaque {

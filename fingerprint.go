@@ -46,11 +46,12 @@ func Fingerprint(operation string, content any) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	hash, _, err := hashHS1(operation, text, indexFirst)
+	sum, _, err := hashHS1(operation, text, indexFirst)
 	if err != nil {
 		return "", err
 	}
-	return tagHS1 + ":" + hash, nil
+	var fingerprint [len(tagHS1) + 1 + 2*sha256.Size]byte
+	return string(hex.AppendEncode(append(fingerprint[:0], tagHS1+":"...), sum[:])), nil
 }
 
 // MatchFingerprint reports whether stored is the fingerprint of operation and content. Use it instead of comparing with
@@ -77,15 +78,15 @@ func matchHS1(stored, operation string, content any) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	hash, readingsDiffer, err := hashHS1(operation, text, indexFirst)
+	sum, readingsDiffer, err := hashHS1(operation, text, indexFirst)
 	if err != nil {
 		return false, err
 	}
-	if hash == stored || !readingsDiffer {
-		return hash == stored, nil
+	if same := hex.EncodeToString(sum[:]) == stored; same || !readingsDiffer {
+		return same, nil
 	}
-	hash, _, err = hashHS1(operation, text, plainOrder)
-	return hash == stored, err
+	sum, _, err = hashHS1(operation, text, plainOrder)
+	return hex.EncodeToString(sum[:]) == stored, err
 }
 
 // isHash reports whether s is a SHA-256 as hs1 writes it.
@@ -125,15 +126,15 @@ func jsonText(operation string, content any) ([]byte, error) {
 	return text, nil
 }
 
-// hashHS1 returns the hex SHA-256 of "<operation length>:<operation>|<canonical JSON>". The length is in UTF-16 code
+// hashHS1 returns the SHA-256 of "<operation length>:<operation>|<canonical JSON>". The length is in UTF-16 code
 // units, which is what JavaScript counts; it keeps operation and content from running into each other. readingsDiffer
 // reports that the other reading may give another hash.
-func hashHS1(operation string, text []byte, order keyOrder) (hash string, readingsDiffer bool, err error) {
+func hashHS1(operation string, text []byte, order keyOrder) (sum [sha256.Size]byte, readingsDiffer bool, err error) {
 	c := canonicalizers.Get().(*canonicalizer)
 	defer c.release()
 	canonical, err := c.canonicalize(text, order)
 	if err != nil {
-		return "", false, err
+		return sum, false, err
 	}
 
 	length := 0
@@ -147,8 +148,8 @@ func hashHS1(operation string, text []byte, order keyOrder) (hash string, readin
 	c.prefix = append(c.prefix, '|')
 	digest.Write(c.prefix)
 	digest.Write(canonical)
-	var sum [sha256.Size]byte
-	return hex.EncodeToString(digest.Sum(sum[:0])), c.indexKeys, nil
+	digest.Sum(sum[:0])
+	return sum, c.indexKeys, nil
 }
 
 // keyOrder is one of hs1's two readings.

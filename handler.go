@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/holdsend/holdsend-go/internal/bounds"
@@ -205,11 +206,12 @@ func (l *layer[Tx]) serve(w http.ResponseWriter, r *http.Request, create bodyCre
 }
 
 // handle hands the request to HandleIdempotent, and keeps a large body out of the record but not from the first caller.
-func (l *layer[Tx]) handle(r *http.Request, owner, operation string, body []byte, create bodyCreate[Tx]) (Answer, error) {
-	content, err := l.content(r, body)
+func (l *layer[Tx]) handle(r *http.Request, owner, operation string, read roomyBody, create bodyCreate[Tx]) (Answer, error) {
+	content, err := l.content(r, read)
 	if err != nil {
 		return Answer{}, err
 	}
+	body := read.bytes()
 	var whole Response // the response whose body is not kept
 	answer, err := HandleIdempotent(r.Context(), l.store, Request{
 		Owner: owner, Operation: operation, Header: r.Header, Content: content,
@@ -236,14 +238,14 @@ func (l *layer[Tx]) handle(r *http.Request, owner, operation string, body []byte
 }
 
 // content returns what makes this request the same as another.
-func (l *layer[Tx]) content(r *http.Request, body []byte) (any, error) {
+func (l *layer[Tx]) content(r *http.Request, body roomyBody) (any, error) {
 	if key, ok := parseKey(r.Header); !ok || key == "" {
 		return json.RawMessage("null"), nil // no record is compared with it
 	}
 	var content any
 	var err error
 	if l.options.Content != nil {
-		content, err = l.options.Content(requestWithBody(r.Context(), r, body), body)
+		content, err = l.options.Content(requestWithBody(r.Context(), r, body.bytes()), body.bytes())
 	} else {
 		content, err = defaultContent(r, body)
 	}
@@ -270,36 +272,37 @@ func (l *layer[Tx]) refuseBody(w http.ResponseWriter, r *http.Request, err error
 }
 
 // readBody reads the whole body, of limit bytes at most. A body that says it is larger is not read at all.
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, error) {
 	if r.Body == nil || r.Body == http.NoBody {
-		return nil, nil
+		return roomyBody{}, nil
 	}
 	if r.ContentLength > limit {
-		return nil, &http.MaxBytesError{Limit: limit}
+		return roomyBody{}, &http.MaxBytesError{Limit: limit}
 	}
-	size := int64(512) // as io.ReadAll starts, for a body of unknown length
-	if r.ContentLength >= 0 {
-		size = min(r.ContentLength, firstRead) + 1 // one more than there is, to see the end without growing
+	around := len(contentOpening) + len(r.URL.Path) + len(r.URL.RawQuery) + roomForNames
+	reader, declared, first := io.Reader(r.Body), int(r.ContentLength), firstRead
+	if declared < 0 {
+		reader, first = http.MaxBytesReader(w, r.Body, limit), 512 // as io.ReadAll starts
+	} else {
+		first = min(declared+1, first) // one more than there is, to see the end without growing
 	}
-	reader := http.MaxBytesReader(w, r.Body, limit)
-	body := make([]byte, 0, size)
+	text := make([]byte, len(contentOpening), around+first)
 	for {
-		n, err := reader.Read(body[len(body):cap(body)])
-		body = body[:len(body)+n]
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		if len(body) == cap(body) {
-			body = append(body, 0)[:len(body)]
+		n, err := reader.Read(text[len(text):cap(text)])
+		text = text[:len(text)+n]
+		switch size := len(text) - len(contentOpening); {
+		case int64(size) > limit: // of a request that net/http's server did not make
+			return roomyBody{}, &http.MaxBytesError{Limit: limit}
+		case err == io.EOF && size == 0 && declared > 0:
+			return roomyBody{}, errBodyTaken // a client that sends less than it declared is an error below
+		case err == io.EOF:
+			return roomyBody{text}, nil
+		case err != nil:
+			return roomyBody{}, err
+		case len(text) == cap(text):
+			text = slices.Grow(text, max(1, declared+1-size)) // a client that has sent so much may mean the rest
 		}
 	}
-	if len(body) == 0 && r.ContentLength > 0 {
-		return nil, errBodyTaken // a client that sends less than it declared is an error above
-	}
-	return body[:len(body):len(body)], nil
 }
 
 // requestWithBody returns a copy of r on ctx, whose body is body from the start.
