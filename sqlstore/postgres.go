@@ -38,6 +38,7 @@ type PostgresStore struct {
 	sql       *postgressql.Statements
 	resolved  sync.Map     // table oid (int64) to *postgressql.Statements, where Options.Schema is empty
 	committed atomic.Int32 // whether the default level is read committed: one of the values below
+	waiters   holdsend.Waiters
 }
 
 const (
@@ -71,6 +72,9 @@ func NewPostgres(db *sql.DB, o *Options) (*PostgresStore, error) {
 	}
 	return &PostgresStore{db: db, o: filled, sql: postgressql.For(table)}, nil
 }
+
+// Waiters returns where this process's duplicates wait: see [holdsend.Waiters].
+func (s *PostgresStore) Waiters() *holdsend.Waiters { return &s.waiters }
 
 // PostgresSchema returns the SQL that creates the table: that of holdsend.PostgresSchema. Run it at every start of a
 // service. Of the options it reads Schema and Table.

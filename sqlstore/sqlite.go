@@ -63,9 +63,10 @@ func isBusy(err error) bool {
 //
 // It starts no goroutine. A create takes one connection for its whole run.
 type SQLiteStore struct {
-	db  *sql.DB
-	o   Options
-	sql *sqliteStatements
+	db      *sql.DB
+	o       Options
+	sql     *sqliteStatements
+	waiters holdsend.Waiters
 }
 
 var _ holdsend.Store[*sql.Tx] = (*SQLiteStore)(nil)
@@ -92,6 +93,9 @@ func NewSQLite(db *sql.DB, o *Options) (*SQLiteStore, error) {
 	}
 	return &SQLiteStore{db: db, o: filled, sql: sqliteStatementsFor(filled.Table)}, nil
 }
+
+// Waiters returns where this process's duplicates wait: see [holdsend.Waiters].
+func (s *SQLiteStore) Waiters() *holdsend.Waiters { return &s.waiters }
 
 const sqliteDSN = "file:notes.db?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL) with modernc.org/sqlite and ncruces/go-sqlite3, file:notes.db?_busy_timeout=5000&_journal_mode=WAL with mattn/go-sqlite3"
 
