@@ -263,7 +263,8 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 		_, err := results.Exec() // begin
 		var record *Record
 		if err == nil {
-			a.row, record, err = scanStanding(results.QueryRow(), c.Scope)
+			rows, _ := results.Query() // an error is in rows too
+			a.row, record, err = scanStanding(rows, c.Scope)
 		}
 		raced := errors.Is(err, pgx.ErrNoRows)
 		if err == nil || raced {
@@ -687,14 +688,23 @@ func newClaimID() string {
 	return string(text[:])
 }
 
-// scanStanding reads what Claim and Replace return: the row's ctid for a win, else the record that stands there.
-func scanStanding(row pgx.Row, scope Scope) (ctid string, _ *Record, _ error) {
-	var won *string
-	record, err := scanRecord(prefixedRow{row, &won}, scope)
-	if err != nil || won == nil {
-		return "", record, err
+// scanStanding reads what Claim and Replace return: the row's ctid for a win, else the record that stands there. A win is
+// one look at the raw row, for the other twelve columns are NULL by then. pgx.ErrNoRows: neither.
+func scanStanding(rows pgx.Rows, scope Scope) (ctid string, record *Record, err error) {
+	defer rows.Close()
+	if !rows.Next() {
+		if err := rows.Err(); err != nil {
+			return "", nil, err
+		}
+		return "", nil, pgx.ErrNoRows
 	}
-	return *won, nil, nil
+	if won := rows.RawValues()[0]; won != nil {
+		ctid = string(won)
+	} else if record, err = scanRecord(prefixedRow{rows, new(*string)}, scope); err != nil {
+		return "", nil, err
+	}
+	rows.Close()
+	return ctid, record, rows.Err()
 }
 
 // prefixedRow scans a first column apart.

@@ -56,9 +56,9 @@ type Harness[Tx any] struct {
 
 // Run tests the store that open returns, one subtest per rule. It calls open once for each, with that subtest's t, and
 // the subtests run in parallel with each other. The limits on time are generous: nothing fails because a machine is
-// slow, unless a single step takes more than 10 s.
+// slow, unless a single step takes more than 30 s.
 func Run[Tx any](t *testing.T, open func(t *testing.T) Harness[Tx]) {
-	run(t, open, 10*time.Second)
+	run(t, open, 30*time.Second)
 }
 
 // run is Run with a patience of its own: how long a step may take before it counts as one that never ends.
