@@ -44,3 +44,14 @@ func TestSQLiteFollowsTheModel(t *testing.T) {
 	require.NoError(t, err)
 	t.Logf("%d sequences, %d steps", explored.Sequences, explored.Steps)
 }
+
+// The last word on one claim a scope is the table's: two that look at the same moment both find it empty.
+func TestSQLiteTableHasOneRowAScope(t *testing.T) {
+	t.Parallel()
+	_, db := newSQLite(t, sqliteDrivers["modernc"], nil)
+	const claim = `INSERT INTO holdsend_records (owner, operation, key, state, fingerprint, claim_id, claimed_at)
+		VALUES ('ada', 'note.create', 'abc-12345', 'claimed', 'hs1:00', ?, 0)`
+	execute(t, db, claim, "first")
+	_, err := db.Exec(claim, "second")
+	require.Error(t, err)
+}
