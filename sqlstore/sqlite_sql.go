@@ -55,7 +55,8 @@ const sqliteMark = `UPDATE {records} SET marked = 1 WHERE {scope} AND claim_id =
 const sqliteLock = `UPDATE {records} SET marked = marked WHERE 0`
 
 // sqliteComplete is the last statement of an attempt's transaction. ?4 claim id, ?5 TTL (NULL: none), ?6 status,
-// ?7 header, ?8 body, ?9 resource ref.
+// ?7 header, ?8 body, ?9 resource ref. The transaction has held the write lock since its mark, so the claim id and the state
+// can only have been changed by create itself.
 const sqliteComplete = `UPDATE {records} SET state = 'completed', marked = 0, completed_at = {now}, expires_at = {now} + ?5,
 	status = ?6, header = ?7, body = ?8, resource_ref = ?9
 WHERE {scope} AND claim_id = ?4 AND state = 'claimed'`

@@ -162,31 +162,6 @@ var mutants = []mutant{
 		[]edit{{"sqlstore/postgres.go", "\t\tif !stop() && err == nil {\n\t\t\terr = ctx.Err()\n\t\t}\n\t\tswitch {", "\t\t_ = stop\n\t\tswitch {"}},
 		sql(sqlContract + "^Begin"),
 	},
-	{
-		"Postgres through database/sql: claim not committed before create", "a claim is visible to everybody before create starts",
-		[]edit{{"sqlstore/postgres.go", "\tif s.committed.Load() == levelReadCommitted {\n", "\tif s.committed.Load() == levelReadCommitted {\n\t\tif statement == s.sql.Claim {\n\t\t\t_, _ = conn.ExecContext(ctx, \"BEGIN\")\n\t\t}\n"}},
-		sql(sqlContract + "^Begin"),
-	},
-	{
-		"Postgres through database/sql: a create's own COMMIT is not settled", "what a create committed completes its record",
-		[]edit{{"sqlstore/postgres_attempt.go", "\treturn a.settle(ctx, answer, err)", "\treturn err"}},
-		sql("^TestPostgresCreateEndsItsTransaction$/^pgx$"),
-	},
-	{
-		"Postgres through database/sql: lost COMMIT answer taken for a commit", "a lost COMMIT answer is found out",
-		[]edit{{"sqlstore/postgres_attempt.go", "case err == nil && state != holdsend.StateClaimed: //", "case err == nil: //"}},
-		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
-	},
-	{
-		"Postgres through database/sql: unknown outcome, and the key aborted", "while the outcome is unknown the key is kept",
-		[]edit{{"sqlstore/postgres_attempt.go", "ctx.Err() != nil:\n\t\t\ta.settled = true\n\t\t\treturn fmt.Errorf(\"%w: %w\", holdsend.ErrOutcomeUnknown, lost)", "ctx.Err() != nil:\n\t\t\treturn lost"}},
-		sql("^TestPostgresOutcomeUnknown$/^pgx$"),
-	},
-	{
-		"Postgres through database/sql: a dead connection of the pool is an error", "a restart of the database fails no request that comes after it",
-		[]edit{{"sqlstore/postgres.go", "const connectionTries = 3", "const connectionTries = 1"}},
-		sql("^TestPostgresBrokenConnections$"),
-	},
 
 	// SQLite.
 	{
@@ -208,16 +183,6 @@ var mutants = []mutant{
 		"SQLite: the claim is not marked", "what a create committed is told from what it rolled back",
 		[]edit{{sqlite, "SET marked = 1 WHERE {scope}", "SET marked = marked WHERE {scope}"}},
 		sql("^TestSQLiteCreateEndsItsTransaction$/^modernc$"),
-	},
-	{
-		"SQLite: a key is freed though create committed", "a committed write is never left with a free key",
-		[]edit{{sqlite, "state = 'claimed' AND marked = ?5", "state = 'claimed' AND ?5 IS NOT NULL"}},
-		sql("^TestSQLiteCreateEndsItsTransaction$/^modernc$"),
-	},
-	{
-		"SQLite: a COMMIT that failed taken for a commit", "no answer leaves before its transaction committed",
-		[]edit{{"sqlstore/sqlite_attempt.go", "case state == holdsend.StateClaimed:\n\t\treturn fmt", "case false:\n\t\treturn fmt"}},
-		sql("^TestSQLiteCommitFails$/^modernc$"),
 	},
 	{
 		"SQLite: a claim of the future holds its key", "a clock that is set back holds no key",

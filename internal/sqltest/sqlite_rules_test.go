@@ -232,14 +232,17 @@ func TestSQLiteRollsBackByItself(t *testing.T) {
 					c.fail(ctx, tx)
 					return created, nil // it should be the error
 				})
-				if c.ends || err != nil {
+				stored := !c.ends && err == nil
+				if stored {
+					require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+					requireNotes(t, db, 1)
+				} else {
 					require.ErrorIs(t, err, holdsend.ErrTxEnded)
 					requireNotes(t, db, 0)
-				} else {
-					require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
 				}
-				_, err = holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+				again, err := holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
 				require.NoError(t, err)
+				require.Equal(t, stored, again.Outcome == holdsend.OutcomeReplayed)
 				requireNotes(t, db, 1)
 			})
 		}
