@@ -280,18 +280,19 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, e
 		return roomyBody{}, &http.MaxBytesError{Limit: limit}
 	}
 	around := len(contentOpening) + len(r.URL.Path) + len(r.URL.RawQuery) + roomForNames
-	reader, declared, first := io.Reader(r.Body), int(r.ContentLength), firstRead
+	reader, declared := io.Reader(r.Body), r.ContentLength
+	first := int64(512) // as io.ReadAll starts
 	if declared < 0 {
-		reader, first = http.MaxBytesReader(w, r.Body, limit), 512 // as io.ReadAll starts
+		reader = http.MaxBytesReader(w, r.Body, limit)
 	} else {
-		first = min(declared+1, first) // one more than there is, to see the end without growing
+		first = min(declared, firstRead) + 1 // one more than there is, to see the end without growing
 	}
-	text := make([]byte, len(contentOpening), around+first)
+	text := make([]byte, len(contentOpening), around+int(first))
 	for {
 		n, err := reader.Read(text[len(text):cap(text)])
 		text = text[:len(text)+n]
-		switch size := len(text) - len(contentOpening); {
-		case int64(size) > limit: // of a request that net/http's server did not make
+		switch size := int64(len(text) - len(contentOpening)); {
+		case size > limit: // of a request that net/http's server did not make
 			return roomyBody{}, &http.MaxBytesError{Limit: limit}
 		case err == io.EOF && size == 0 && declared > 0:
 			return roomyBody{}, errBodyTaken // a client that sends less than it declared is an error below
@@ -300,7 +301,8 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, e
 		case err != nil:
 			return roomyBody{}, err
 		case len(text) == cap(text):
-			text = slices.Grow(text, max(1, declared+1-size)) // a client that has sent so much may mean the rest
+			// Twice as much, or what is left if that is less: a client gets memory for what it sent, not for what it says.
+			text = slices.Grow(text, int(max(1, min(declared-size+1, size))))
 		}
 	}
 }

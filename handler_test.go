@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math"
 	"mime/multipart"
 	"net"
 	"net/http"
@@ -167,6 +168,36 @@ func bothLayers(t *testing.T, test func(t *testing.T, protect protector)) {
 }
 
 type protector func(holdsend.Store[*holdsend.MemoryTx], holdsend.OwnerFunc, *notes, *holdsend.MiddlewareOptions) http.Handler
+
+// A tap gives some bytes, as a client does that then goes silent, and knows how much it was asked for at a time.
+type tap struct{ left, asked int }
+
+func (r *tap) Read(p []byte) (int, error) {
+	r.asked = max(r.asked, len(p))
+	if r.left == 0 {
+		return 0, io.ErrUnexpectedEOF
+	}
+	n := min(len(p), r.left)
+	r.left -= n
+	return n, nil
+}
+
+func (r *tap) Close() error { return nil }
+
+// A client gets memory for about as much as it sent, whatever it declares and however much the service would take.
+func TestBodyTakesMemoryForWhatWasSent(t *testing.T) {
+	t.Parallel()
+	h := holdsend.Handler(holdsend.NewMemoryStore(nil), ownerHeader, created, &holdsend.MiddlewareOptions{MaxBodyBytes: math.MaxInt64})
+	const sent = 1 << 20
+	for _, declared := range []int64{math.MaxInt64, math.MaxInt64 - 1, 1 << 45, 8 * sent, -1} {
+		body := &tap{left: sent}
+		r := newRequest(http.MethodPost, "/notes", "", keyed("abc-12345"))
+		r.Header.Set("X-Owner", "ada")
+		r.ContentLength, r.Body = declared, body
+		requireProblem(t, serve(h, r), http.StatusBadRequest, "body_unreadable")
+		assert.LessOrEqual(t, body.asked, 2*sent, "%d bytes were declared", declared)
+	}
+}
 
 func TestLayerCreatesOnceAndReplays(t *testing.T) {
 	t.Parallel()

@@ -248,6 +248,9 @@ func (c *call[Tx]) judge(record *Record, fingerprint string) (verdict, Answer, e
 	}
 	switch record.State {
 	case StateCompleted:
+		if !isStoredStatus(record.Response.Status) {
+			return final, Answer{}, fmt.Errorf("holdsend: the record has a stored answer with status %d, which is never stored: it needs repair by hand", record.Response.Status)
+		}
 		return final, replay(record), nil
 	case StateGone:
 		return final, refusal(http.StatusGone, OutcomeGone, "What this request created was deleted since."), nil
@@ -298,7 +301,8 @@ func (c *call[Tx]) lookLater(ctx context.Context, wait *waiter) (*Record, error)
 
 // run runs create under a claim and ends the attempt: complete on a 2xx, abort on anything else.
 func (c *call[Tx]) run(ctx context.Context, attempt Attempt[Tx]) (Answer, error) {
-	defer waitersOf(c.store).wake(c.scope) // once the attempt has ended, however it did
+	wake := waitersOf(c.store).wakeOne
+	defer func() { wake(c.scope) }() // once the attempt has ended, however it did
 	returned := false
 	defer func() {
 		if !returned { // a panic or runtime.Goexit in create, which goes on
@@ -334,6 +338,7 @@ func (c *call[Tx]) run(ctx context.Context, attempt Attempt[Tx]) (Answer, error)
 	stored.Header = storedHeader(response.Header)
 	completeCtx, cancel := detached(ctx)
 	defer cancel()
+	wake = waitersOf(c.store).wakeAll
 	err = attempt.Complete(completeCtx, Completion{Response: stored, TTL: c.req.CompletedTTL})
 	if err != nil {
 		// Abort knows which of these must keep the key.
@@ -433,7 +438,10 @@ func (w *waiter) pause(ctx context.Context) error {
 	case <-timer.C:
 		w.interval = min(w.interval*2, pollMost)
 		return nil
-	case <-w.room.ended:
+	case <-w.room.next:
+		w.interval = pollFirst
+		return nil
+	case <-w.room.all:
 		// Whoever holds the scope next is another attempt. Wait for that one from before the look that may show it.
 		w.waiters.leave(w.scope, w.room)
 		w.interval, w.room = pollFirst, w.waiters.enter(w.scope)

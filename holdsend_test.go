@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -856,6 +857,52 @@ func TestWaitersAreWokenTogether(t *testing.T) {
 		group.Wait()
 		assert.EqualValues(t, 1, creates.Load())
 	})
+}
+
+// Each attempt that fails lets one of those who wait try. If all of them asked then, n duplicates of a create that fails
+// would ask the database n * n times.
+func TestWaitersOfACreateThatFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const duplicates = 200
+		store := holdsend.NewMemoryStore(nil)
+		asking := &asked{MemoryStore: store}
+		var creates atomic.Int64
+		var group sync.WaitGroup
+		start := time.Now()
+		for range duplicates {
+			group.Go(func() {
+				req := noteRequest()
+				req.Wait = time.Minute
+				_, err := holdsend.HandleIdempotent(context.Background(), asking, req, func(context.Context, *holdsend.MemoryTx, holdsend.Incoming) (holdsend.Response, error) {
+					creates.Add(1)
+					time.Sleep(10 * time.Millisecond)
+					return holdsend.Response{}, io.ErrUnexpectedEOF
+				})
+				assert.ErrorIs(t, err, io.ErrUnexpectedEOF)
+			})
+		}
+		group.Wait()
+		assert.EqualValues(t, duplicates, creates.Load(), "each of them got its turn")
+		assert.Equal(t, duplicates*10*time.Millisecond, time.Since(start), "and at once when the one before it ended")
+		assert.Less(t, asking.calls.Load(), int64(20*duplicates))
+	})
+}
+
+// asked counts how often a store was asked.
+type asked struct {
+	*holdsend.MemoryStore
+	calls atomic.Int64
+}
+
+func (s *asked) Begin(ctx context.Context, c holdsend.Claim) (holdsend.Attempt[*holdsend.MemoryTx], *holdsend.Record, error) {
+	s.calls.Add(1)
+	return s.MemoryStore.Begin(ctx, c)
+}
+
+func (s *asked) Find(ctx context.Context, scope holdsend.Scope) (*holdsend.Record, error) {
+	s.calls.Add(1)
+	return s.MemoryStore.Find(ctx, scope)
 }
 
 // If the first attempt fails while a duplicate waits, the duplicate creates.

@@ -223,14 +223,15 @@ func (s *PostgresStore) Begin(ctx context.Context, c Claim) (Attempt[pgx.Tx], *R
 		if record != nil {
 			return nil, record, nil
 		}
-		if broken && try < connectionTries && ctx.Err() == nil {
-			continue
-		}
-		// The claim was committed before the error, or may have been. Create did not run: give the key back.
-		if a.row != "" || broken {
+		// The claim was committed before the error, or may have been. Create did not run: give the key back. The next try
+		// would meet the claim, and take it for another's.
+		if a.row != "" || broken && !pgconn.SafeToRetry(err) {
 			freeCtx, cancel := detached(ctx)
 			_ = s.withConn(freeCtx, func(conn *pgxpool.Conn) error { return s.free(freeCtx, conn, a) })
 			cancel()
+		}
+		if broken && try < connectionTries && ctx.Err() == nil {
+			continue
 		}
 		return nil, nil, explain(err)
 	}
@@ -733,7 +734,7 @@ func scanRecord(row pgx.Row, scope Scope) (*Record, error) {
 	r.ClaimedAt, r.CompletedAt, r.ExpiresAt = claimedAt.UTC(), utc(r.CompletedAt), utc(r.ExpiresAt)
 	r.Expired, r.Abandoned = *expired, *abandoned
 	if r.State == StateCompleted {
-		if status == nil || header == nil {
+		if status == nil || header == nil || r.Response.Body == nil {
 			return nil, errors.New("holdsend: a completed record has no answer stored: it needs repair by hand")
 		}
 		r.Response.Status = int(*status)

@@ -359,3 +359,20 @@ func TestPostgresWhatProvesARollback(t *testing.T) {
 		})
 	}
 }
+
+// The claim's answer is lost. Begin tries on another connection, and must not meet its own claim there: nobody else sent
+// this key, so it cannot be in progress.
+func TestPostgresDoesNotMeetItsOwnLostClaim(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	proxy := pgproxy.Start(t, url)
+	b := newBedOn(t, url, proxy.URL(), nil, nil)
+	lost := proxy.Inject(pgproxy.Fault{When: func(batch pgproxy.Batch) bool { return batch.Contains("INSERT INTO") }, Do: pgproxy.LoseAnswers})
+	req := request(key)
+	req.Wait = -1
+	answer, err := holdsend.HandleIdempotent(context.Background(), b.store, req, insertNote)
+	require.True(t, lost.Happened())
+	require.NoError(t, err)
+	require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+	require.Equal(t, 1, b.notes())
+}

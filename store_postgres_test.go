@@ -931,3 +931,29 @@ func TestPostgresPurgeAndForgetBesideALock(t *testing.T) {
 	require.NoError(t, tx.Rollback(ctx))
 	require.EqualValues(t, 2, <-forgotten)
 }
+
+// An answer that no create can have stored is damage, and not an answer. Create does not run again.
+func TestPostgresDamagedAnswer(t *testing.T) {
+	t.Parallel()
+	for _, damage := range []string{"body = NULL", "header = NULL", "status = NULL", "status = 0", "status = 99", "status = 302", "status = 404", "status = 700"} {
+		b := newBed(t, nil, nil)
+		_, err := b.send(key, insertNote)
+		require.NoError(t, err)
+		pgtest.Exec(t, b.aside, "UPDATE holdsend_records SET "+damage)
+		answer, err := b.send(key, insertNote)
+		require.Error(t, err, "%s: replayed %d with %d bytes of body", damage, answer.Status, len(answer.Body))
+		require.Equal(t, 1, b.notes())
+	}
+}
+
+// What is dated later than now was written before the database's clock was set back, and is its owner's to be forgotten.
+func TestPostgresForgetsAfterTheClockIsSetBack(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, nil)
+	_, err := b.send(key, insertNote)
+	require.NoError(t, err)
+	pgtest.Exec(t, b.aside, "UPDATE holdsend_records SET claimed_at = claimed_at + interval '1 hour'")
+	forgotten, err := b.store.ForgetOwner(t.Context(), request(key).Owner)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, forgotten)
+}

@@ -15,7 +15,8 @@ type Waiters struct {
 
 // A room is where the calls wait that wait for the same attempt.
 type room struct {
-	ended  chan struct{} // closed when the attempt has ended
+	next   chan struct{} // wakes one of them: the attempt has failed, and one of them may try
+	all    chan struct{} // closed when the attempt has ended otherwise
 	inside int
 }
 
@@ -36,7 +37,7 @@ func (w *Waiters) enter(scope Scope) *room {
 	defer w.mu.Unlock()
 	r := w.rooms[scope]
 	if r == nil {
-		r = &room{ended: make(chan struct{})}
+		r = &room{next: make(chan struct{}, 1), all: make(chan struct{})}
 		if w.rooms == nil {
 			w.rooms = map[Scope]*room{}
 		}
@@ -57,15 +58,31 @@ func (w *Waiters) leave(scope Scope, r *room) {
 	}
 }
 
-// wake tells those who wait for scope that its attempt has ended.
-func (w *Waiters) wake(scope Scope) {
+// wakeAll tells those who wait for scope that its attempt has ended.
+func (w *Waiters) wakeAll(scope Scope) {
 	if w == nil {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if r := w.rooms[scope]; r != nil {
-		close(r.ended)
+		close(r.all)
 		delete(w.rooms, scope)
+	}
+}
+
+// wakeOne tells one of those who wait for scope that its attempt has failed. If all asked the database then, a create that
+// fails for each of them would make them ask as often as the square of their number.
+func (w *Waiters) wakeOne(scope Scope) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r := w.rooms[scope]; r != nil {
+		select {
+		case r.next <- struct{}{}:
+		default: // somebody is being woken already
+		}
 	}
 }

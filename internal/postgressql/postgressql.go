@@ -224,8 +224,10 @@ const (
 	DefaultIsolation = `SELECT current_setting('default_transaction_isolation')`
 )
 
-// What ForgetOwner takes: records older than its call ($2), and claims that are kept for good.
-const forgettable = `owner = $1::text AND (claimed_at <= $2::timestamptz OR claimed_at = 'infinity')`
+// What ForgetOwner takes: records older than its call ($2), and those of the future: claims that are kept for good, and what
+// was written before the database's clock was set back. It is clock_timestamp that knows them from a claim which took a
+// record's place while this statement waited.
+const forgettable = `owner = $1::text AND (claimed_at <= $2::timestamptz OR claimed_at > clock_timestamp())`
 
 // forgetBatch deletes up to a batch of an owner's records, after the scope in $3 and $4, and returns the last one it
 // took. It leaves those that an attempt holds.
