@@ -78,9 +78,10 @@ WHERE owner = ?1 AND operation = ?2 AND resource_ref = ?3 AND state = 'completed
 // The rest deletes in batches, so that nobody waits long for the write lock. Whoever runs one of them holds it, so that
 // none of the claims has a living attempt, but for one before its lock, which then starts over.
 
-// ?1 owner, ?2 when ForgetOwner was called.
+// ?1 owner, ?2 when ForgetOwner was called. A record of the future is one from before the clock was set back, and so is older
+// too.
 const sqliteForget = `DELETE FROM {records} WHERE rowid IN (
-	SELECT rowid FROM {records} WHERE owner = ?1 AND claimed_at <= ?2 LIMIT 1000)`
+	SELECT rowid FROM {records} WHERE owner = ?1 AND (claimed_at <= ?2 OR claimed_at > {now}) LIMIT 1000)`
 
 const sqlitePurgeRecords = `DELETE FROM {records} WHERE rowid IN (
 	SELECT rowid FROM {records} WHERE state <> 'claimed' AND expires_at <= {now} LIMIT 1000)`

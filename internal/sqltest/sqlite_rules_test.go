@@ -287,3 +287,17 @@ func TestSQLiteClockIsSetBack(t *testing.T) {
 		require.Equal(t, holdsend.Purged{Claims: 1}, purged)
 	})
 }
+
+// A record from before the clock was set back has a time in the future, and is older than a call of ForgetOwner all the same.
+func TestSQLiteForgetsAfterTheClockIsSetBack(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		store, db := newSQLite(t, driver, nil)
+		_, err := holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+		require.NoError(t, err)
+		execute(t, db, "UPDATE holdsend_records SET claimed_at = claimed_at + 3600000")
+		forgotten, err := store.ForgetOwner(t.Context(), "owner-1")
+		require.NoError(t, err)
+		require.EqualValues(t, 1, forgotten)
+	})
+}
