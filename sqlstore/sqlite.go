@@ -72,8 +72,9 @@ type SQLiteStore struct {
 var _ holdsend.Store[*sql.Tx] = (*SQLiteStore)(nil)
 
 // NewSQLite returns a store on db, which stays the caller's to close. It looks at two of its connections, and returns an
-// error that says what to write if they are not in WAL mode on a file, with a busy timeout. An in-memory database is
-// refused, because its writers block its readers: use a file in a temporary directory, or holdsend.NewMemoryStore.
+// error that says what to write if they are not in WAL mode on a file, with a busy timeout. An in-memory database and
+// cache=shared are refused, because writers block readers there: use a file, in tests one in a temporary directory, or
+// holdsend.NewMemoryStore.
 func NewSQLite(db *sql.DB, o *Options) (*SQLiteStore, error) {
 	if db == nil {
 		return nil, errors.New("holdsend: NewSQLite needs a *sql.DB")
@@ -104,12 +105,14 @@ const sqliteDSN = "file:notes.db?_pragma=busy_timeout(5000)&_pragma=journal_mode
 func checkSQLite(db *sql.DB) error {
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
-	for range 2 {
+	var conns [2]*sql.Conn
+	for i := range conns {
 		conn, err := db.Conn(ctx)
 		if err != nil {
 			return fmt.Errorf("holdsend: open the SQLite database: %w", err)
 		}
 		defer conn.Close()
+		conns[i] = conn
 		var version, file, mode string
 		var major, minor, busyTimeout, queryOnly int
 		if err := conn.QueryRowContext(ctx, "SELECT sqlite_version()").Scan(&version); err != nil {
@@ -139,7 +142,31 @@ func checkSQLite(db *sql.DB) error {
 			return errors.New("holdsend: the SQLite database is opened for reading only (PRAGMA query_only)")
 		}
 	}
+	shared, err := shareCache(ctx, conns[0], conns[1])
+	if err != nil {
+		return fmt.Errorf("holdsend: look at the SQLite database: %w", err)
+	}
+	if shared {
+		return errors.New("holdsend: the SQLite database is opened with cache=shared, where writers block readers: leave it out of the data source name")
+	}
 	return nil
+}
+
+// shareCache reports whether two connections have one cache. No PRAGMA says so; but a cache has one size.
+func shareCache(ctx context.Context, a, b *sql.Conn) (bool, error) {
+	var sizeA, sizeB, sizeThen int
+	if err := a.QueryRowContext(ctx, "PRAGMA cache_size").Scan(&sizeA); err != nil {
+		return false, err
+	}
+	if err := b.QueryRowContext(ctx, "PRAGMA cache_size").Scan(&sizeB); err != nil {
+		return false, err
+	}
+	if _, err := a.ExecContext(ctx, fmt.Sprintf("PRAGMA cache_size = %d", sizeB+1)); err != nil {
+		return false, err
+	}
+	err := b.QueryRowContext(ctx, "PRAGMA cache_size").Scan(&sizeThen)
+	_, resetErr := a.ExecContext(ctx, fmt.Sprintf("PRAGMA cache_size = %d", sizeA))
+	return sizeThen != sizeB, errors.Join(err, resetErr)
 }
 
 //go:embed sqlite.sql

@@ -46,6 +46,17 @@ func TestNewSQLiteChecksTheDataSourceName(t *testing.T) {
 			_, err = sqlstore.NewSQLite(db, nil)
 			require.ErrorContains(t, err, "use a file")
 		})
+		t.Run("cache=shared", func(t *testing.T) {
+			db, err := sql.Open(driver, sqliteDSN(filepath.Join(t.TempDir(), "test.db"))+"&cache=shared")
+			require.NoError(t, err)
+			defer db.Close()
+			_, err = sqlstore.NewSQLite(db, nil)
+			if driver == sqliteDrivers["ncruces"] { // it cannot share a cache, and ignores that
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, "cache=shared")
+			}
+		})
 		t.Run("PRAGMA by Exec", func(t *testing.T) {
 			path := (&url.URL{Path: filepath.Join(t.TempDir(), "test.db")}).EscapedPath()
 			db, err := sql.Open(driver, "file:"+path+"?_pragma=busy_timeout(0)&_pragma=journal_mode(WAL)")
