@@ -235,7 +235,7 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, t
 	case sqlState(err) == "25P02":
 		return errTxFailed
 	case err != nil:
-		return err
+		return explainBroken(err)
 	}
 	defer context.AfterFunc(commitCtx, a.cancel)()
 	switch err := a.tx.Commit(); {

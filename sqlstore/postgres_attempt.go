@@ -93,7 +93,7 @@ func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	case sqlState(err) == "25P02":
 		return errTxFailed
 	case err != nil:
-		return err
+		return explainBroken(err)
 	}
 	// Commit takes no context: where ctx ends, that of the transaction does. (lib/pq does not listen to it by then.)
 	stop := context.AfterFunc(ctx, a.cancel)
@@ -103,6 +103,15 @@ func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w", errAnswerLost, err)
+}
+
+// explainBroken adds the fix to an error of a connection on which create ran. What drivers say of rows that are left open, they
+// say of a lost connection too.
+func explainBroken(err error) error {
+	if !isBroken(err) {
+		return err
+	}
+	return fmt.Errorf("holdsend: the transaction of create could not be committed, because rows were left open (read them to the end or close them), or the connection was lost: %w", err)
 }
 
 // isGuard reports whether err is the failure of a guard of the completing statement, which quotes it.

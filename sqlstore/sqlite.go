@@ -336,7 +336,9 @@ func (s *SQLiteStore) InTx(ctx context.Context, fn func(ctx context.Context, tx 
 	if err := fn(ctx, tx); err != nil {
 		return err
 	}
-	if _, err := tx.Exec("RELEASE " + savepoint); err != nil {
+	if _, err := tx.Exec("RELEASE " + savepoint); isRowsOpen(err) {
+		return errRowsOpen
+	} else if err != nil {
 		return fmt.Errorf("%w: %w", holdsend.ErrTxEnded, err)
 	}
 	switch err := tx.Commit(); {

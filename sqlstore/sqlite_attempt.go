@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/holdsend/holdsend-go"
 )
@@ -52,7 +53,9 @@ func (a *sqliteAttempt) Complete(ctx context.Context, c holdsend.Completion) err
 	}
 	args := []any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, ttl, text.status, text.header, text.body, text.ref}
 
-	if _, err := a.tx.Exec("RELEASE " + a.savepoint()); err != nil {
+	if _, err := a.tx.Exec("RELEASE " + a.savepoint()); isRowsOpen(err) {
+		return errRowsOpen
+	} else if err != nil {
 		return a.settle(ctx, args, err)
 	}
 	result, err := a.tx.Exec(a.store.sql.complete, args...)
@@ -75,6 +78,14 @@ func (a *sqliteAttempt) Complete(ctx context.Context, c holdsend.Completion) err
 	_ = a.conn.Close()
 	a.conn = nil
 	return nil
+}
+
+var errRowsOpen = errors.New("holdsend: create returned with rows of a writing statement still open, so nothing was stored: read them to the end or close them")
+
+// isRowsOpen knows by SQLite's own text that a savepoint is still there but cannot be released: a writing statement has rows
+// left.
+func isRowsOpen(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "SQL statements in progress")
 }
 
 // look returns the state of the attempt's claim, and whether it is marked, as conn sees it.

@@ -464,9 +464,15 @@ func TestPostgresOpenRows(t *testing.T) {
 			require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
 			stored = 1
 		} else {
+			require.ErrorContains(t, err, "close them")
+			require.NotErrorIs(t, err, holdsend.ErrTxEnded)
 			b.requireFree(key)
 		}
 		require.Equal(t, stored, b.notes())
+		if err := b.store.InTx(t.Context(), func(_ context.Context, tx *sql.Tx) error { return openRows(tx) }); err != nil {
+			require.ErrorContains(t, err, "close them")
+			require.NotErrorIs(t, err, holdsend.ErrTxEnded)
+		}
 		again, err := b.send(key, insertNote)
 		require.NoError(t, err)
 		require.Equal(t, stored == 1, again.Outcome == holdsend.OutcomeReplayed)

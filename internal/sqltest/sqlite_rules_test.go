@@ -312,3 +312,40 @@ func TestSQLiteForgetsAfterTheClockIsSetBack(t *testing.T) {
 		require.EqualValues(t, 1, forgotten)
 	})
 }
+
+// Create leaves the rows of a writing statement open, with which SQLite commits nothing. That is no end of its
+// transaction: it is told what to do, nothing is stored and the key is free. Rows that only read do no harm.
+func TestSQLiteOpenRows(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		open := func(query string) func(*sql.Tx) error {
+			return func(tx *sql.Tx) error {
+				rows, err := tx.Query(query)
+				if err == nil {
+					require.True(t, rows.Next())
+				}
+				return err
+			}
+		}
+		writing := open("INSERT INTO writes VALUES ('note'), ('note') RETURNING name")
+		store, db := newSQLite(t, driver, nil)
+		requireToldToClose := func(err error) {
+			t.Helper()
+			require.ErrorContains(t, err, "close them")
+			require.NotErrorIs(t, err, holdsend.ErrTxEnded)
+			require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			requireNotes(t, db, 0)
+		}
+		_, err := holdsend.HandleIdempotent(t.Context(), store, request(key), inserting(created, nil, writing))
+		requireToldToClose(err)
+		requireToldToClose(store.InTx(t.Context(), func(_ context.Context, tx *sql.Tx) error { return writing(tx) }))
+		_, err = holdsend.HandleIdempotent(t.Context(), store, request("key-not-stored"), inserting(holdsend.Response{Status: 404}, nil, writing))
+		require.NoError(t, err)
+		requireNotes(t, db, 0)
+
+		answer, err := holdsend.HandleIdempotent(t.Context(), store, request(key), inserting(created, nil, open("SELECT name FROM writes, (VALUES (1), (2))")))
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+		requireNotes(t, db, 1)
+	})
+}
