@@ -173,7 +173,10 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsen
 		case errors.Is(err, sql.ErrNoRows) || sqlState(err) == "40001":
 			// The claim was lost between its commit and its lock: forgotten, purged or taken over. Create has not run,
 			// so this is no error: start over, with a claim that nobody has seen.
-			if err := a.tx.Rollback(); err != nil {
+			endCtx, cancelEnd := detached(ctx)
+			err := a.rollback(endCtx)
+			cancelEnd()
+			if err != nil {
 				return nil, err
 			}
 			cancel()
@@ -218,17 +221,18 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, t
 		}
 	}
 	defer a.destroy() // on every path that does not end well, a panic of fn's among them
-	if err := fn(ctx, a.tx); err != nil {
-		if a.tx.Rollback() == nil {
+	err = fn(ctx, a.tx)
+	endCtx, cancelEnd := detached(ctx)
+	defer cancelEnd()
+	if err != nil {
+		if a.rollback(endCtx) == nil {
 			a.release()
 		}
 		return err
 	}
 	// A create that ended the transaction is found out before the COMMIT, by the transaction's id.
-	commitCtx, cancelCommit := detached(ctx)
-	defer cancelCommit()
 	var now string
-	err = a.tx.QueryRowContext(commitCtx, postgressql.TransactionID).Scan(&now)
+	err = a.tx.QueryRowContext(endCtx, postgressql.TransactionID).Scan(&now)
 	switch {
 	case errors.Is(err, sql.ErrTxDone) || err == nil && now != a.xid:
 		return holdsend.ErrTxEnded
@@ -237,7 +241,7 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, t
 	case err != nil:
 		return explainBroken(err)
 	}
-	defer context.AfterFunc(commitCtx, a.cancel)()
+	defer context.AfterFunc(endCtx, a.cancel)()
 	switch err := a.tx.Commit(); {
 	case err == nil:
 		a.release()

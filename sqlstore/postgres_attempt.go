@@ -185,13 +185,10 @@ func (a *postgresAttempt) Abort(ctx context.Context) error {
 	}
 	a.settled = true
 	if a.conn != nil {
-		stop := context.AfterFunc(ctx, a.cancel)
-		err := a.tx.Rollback()
-		stop()
-		if err == nil {
+		if a.rollback(ctx) == nil {
 			// The rollback is done, so there is no backend to wait for.
 			var freed, kept bool
-			err = a.store.query(ctx, a.conn, []any{&freed, &kept}, a.sql.Free, a.freeArguments()...)
+			err := a.store.query(ctx, a.conn, []any{&freed, &kept}, a.sql.Free, a.freeArguments()...)
 			if err == nil {
 				a.release()
 				return freeResult(freed, kept, nil)
@@ -200,6 +197,12 @@ func (a *postgresAttempt) Abort(ctx context.Context) error {
 		a.destroy()
 	}
 	return a.store.free(ctx, a)
+}
+
+// rollback waits for the database until ctx ends.
+func (a *postgresAttempt) rollback(ctx context.Context) error {
+	defer context.AfterFunc(ctx, a.cancel)()
+	return a.tx.Rollback()
 }
 
 // freeArguments are the parameters of Free. The transaction is NULL where create did not run.

@@ -635,6 +635,28 @@ func TestPostgresRequestIsCancelled(t *testing.T) {
 	})
 }
 
+// A create without a key fails while the network is silent: its rollback is not waited for as long as that lasts.
+func TestPostgresRollbackOnASilentNetwork(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, "pgx", nil) // lib/pq waits as long as the operating system does
+	errOwn := errors.New("too late")
+	ended := make(chan error, 1)
+	go func() {
+		ended <- b.store.InTx(context.Background(), func(context.Context, *sql.Tx) error {
+			b.proxy.Pause(time.Hour)
+			return errOwn
+		})
+	}()
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, errOwn)
+	case <-time.After(50 * time.Second): // ten times what it needs
+		b.proxy.Cut()
+		<-ended
+		t.Fatal("the rollback waits as long as the network is silent")
+	}
+}
+
 // The request ends after create answered: the answer is stored all the same.
 func TestPostgresRequestIsCancelledAfterCreate(t *testing.T) {
 	t.Parallel()
