@@ -96,13 +96,14 @@ func (s *PostgresStore) Begin(ctx context.Context, c holdsend.Claim) (holdsend.A
 			return nil, nil, err
 		}
 		a := &postgresAttempt{store: s, sql: s.sql, conn: conn, scope: c.Scope, claimID: newClaimID()}
-		record, err := s.begin(ctx, a, c)
-		if err == nil && record == nil {
+		standing, err := s.begin(ctx, a, c)
+		if err == nil && standing == nil {
 			return a, nil, nil
 		}
 		if err == nil {
 			_ = conn.Close()
-			return nil, record, nil
+			record, err := standing.record(c.Scope, sameTime) // one that is damaged is no fault of the connection
+			return nil, record, err
 		}
 		a.destroy()
 		if a.sent { // the claim may have been committed, but create did not run: give the key back
@@ -117,7 +118,7 @@ func (s *PostgresStore) Begin(ctx context.Context, c holdsend.Claim) (holdsend.A
 }
 
 // begin claims c.Scope for a and opens its transaction, or returns the record that stands there.
-func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsend.Claim) (*holdsend.Record, error) {
+func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsend.Claim) (*recordRow[time.Time], error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -142,7 +143,7 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsen
 		}
 		if won == nil {
 			a.sent = false
-			return row.record(c.Scope, sameTime)
+			return &row, nil
 		}
 
 		// The transaction outlives ctx, so it begins on a context of its own: database/sql rolls back when that ends.

@@ -603,6 +603,38 @@ func TestPostgresBrokenConnections(t *testing.T) {
 	})
 }
 
+// A record that cannot be read is no fault of the connection, which goes back to the pool: it is asked once.
+func TestPostgresDamagedRecord(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		b.db.SetMaxOpenConns(1)
+		backend := func() (pid int) {
+			require.NoError(t, b.db.QueryRow("SELECT pg_backend_pid()").Scan(&pid))
+			return pid
+		}
+		_, err := b.send(key, insertNote)
+		require.NoError(t, err)
+		_, err = b.send(key, insertNote) // all statements are prepared
+		require.NoError(t, err)
+		before := backend()
+		replay := 1
+		if driver == "postgres" { // it prepares the statement anew
+			replay = 2
+		}
+		for _, damage := range []string{"header = 'damaged'", "header = NULL", "status = NULL"} {
+			pgtest.Exec(t, b.aside, "UPDATE holdsend_records SET header = '{}', status = 201")
+			pgtest.Exec(t, b.aside, "UPDATE holdsend_records SET "+damage)
+			b.proxy.Reset()
+			answer, err := b.send(key, insertNote)
+			require.Error(t, err, "replayed %d after %s", answer.Status, damage)
+			require.Equal(t, replay, b.proxy.RoundTrips())
+			require.Equal(t, before, backend())
+		}
+		require.Equal(t, 1, b.notes())
+	})
+}
+
 // Create's context ends while its statement runs. The key is free, and the connection does nobody any harm.
 func TestPostgresRequestIsCancelled(t *testing.T) {
 	t.Parallel()
