@@ -178,7 +178,7 @@ type recordRow[Time any] struct {
 	state, fingerprint, claimID, header, ref *string
 	claimedAt, completedAt, expiresAt        *Time
 	status                                   *int64
-	body                                     []byte
+	body                                     sql.Null[[]byte] // some drivers give nil for an empty one, but not NULL
 	expired, abandoned                       *bool
 }
 
@@ -207,14 +207,14 @@ func (r *recordRow[Time]) record(scope holdsend.Scope, toTime func(Time) time.Ti
 	if record.State != holdsend.StateCompleted {
 		return record, nil
 	}
-	if r.status == nil || r.header == nil {
+	if r.status == nil || r.header == nil || !r.body.Valid {
 		return nil, errors.New("holdsend: a completed record has no answer stored: it needs repair by hand")
 	}
 	header, err := headertext.Decode(*r.header)
 	if err != nil {
 		return nil, err
 	}
-	record.Response = holdsend.Response{Status: int(*r.status), Header: header, Body: r.body}
+	record.Response = holdsend.Response{Status: int(*r.status), Header: header, Body: r.body.V}
 	if r.ref != nil {
 		record.Response.ResourceRef = *r.ref
 	}

@@ -622,11 +622,14 @@ func TestPostgresDamagedRecord(t *testing.T) {
 		if driver == "postgres" { // it prepares the statement anew
 			replay = 2
 		}
-		for _, damage := range []string{"header = 'damaged'", "header = NULL", "status = NULL"} {
-			pgtest.Exec(t, b.aside, "UPDATE holdsend_records SET header = '{}', status = 201")
+		for _, damage := range []string{"header = 'damaged'", "header = NULL", "status = NULL", "body = NULL"} {
+			pgtest.Exec(t, b.aside, "UPDATE holdsend_records SET header = '{}', status = 201, body = ''")
+			answer, err := b.send(key, insertNote)
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeReplayed, answer.Outcome)
 			pgtest.Exec(t, b.aside, "UPDATE holdsend_records SET "+damage)
 			b.proxy.Reset()
-			answer, err := b.send(key, insertNote)
+			answer, err = b.send(key, insertNote)
 			require.Error(t, err, "replayed %d after %s", answer.Status, damage)
 			require.Equal(t, replay, b.proxy.RoundTrips())
 			require.Equal(t, before, backend())

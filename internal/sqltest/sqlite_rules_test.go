@@ -349,3 +349,23 @@ func TestSQLiteOpenRows(t *testing.T) {
 		requireNotes(t, db, 1)
 	})
 }
+
+// A completed record lacks a part of its answer: there is nothing to replay. An empty body is none that is lacking.
+func TestSQLiteDamagedRecord(t *testing.T) {
+	t.Parallel()
+	eachSQLite(t, func(t *testing.T, driver string) {
+		store, db := newSQLite(t, driver, nil)
+		_, err := holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+		require.NoError(t, err)
+		for _, damage := range []string{"header = 'damaged'", "header = NULL", "status = NULL", "body = NULL"} {
+			execute(t, db, "UPDATE holdsend_records SET header = '{}', status = 201, body = x''")
+			answer, err := holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeReplayed, answer.Outcome)
+			execute(t, db, "UPDATE holdsend_records SET "+damage)
+			answer, err = holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+			require.Error(t, err, "replayed %d after %s", answer.Status, damage)
+		}
+		requireNotes(t, db, 1)
+	})
+}
