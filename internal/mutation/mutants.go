@@ -134,7 +134,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: forget takes newer records", "ForgetOwner deletes only what is older than its call",
-		[]edit{{postgres, "(claimed_at <= $2::timestamptz OR claimed_at = 'infinity')", "($2::timestamptz IS NOT NULL)"}},
+		[]edit{{postgres, "(claimed_at <= $2::timestamptz OR claimed_at > clock_timestamp())", "($2::timestamptz IS NOT NULL)"}},
 		root(postgresContract + "^Forget"),
 	},
 	{
@@ -161,6 +161,31 @@ var mutants = []mutant{
 		"Postgres through database/sql: create's transaction ends with Begin's context", "an attempt outlives the context of its Begin",
 		[]edit{{"sqlstore/postgres.go", "\t\tif !stop() && err == nil {\n\t\t\terr = ctx.Err()\n\t\t}\n\t\tswitch {", "\t\t_ = stop\n\t\tswitch {"}},
 		sql(sqlContract + "^Begin"),
+	},
+	{
+		"Postgres through database/sql: claim not committed before create", "a claim is visible to everybody before create starts",
+		[]edit{{"sqlstore/postgres.go", "\tif s.committed.Load() == levelReadCommitted {\n", "\tif s.committed.Load() == levelReadCommitted {\n\t\tif statement == s.sql.Claim {\n\t\t\t_, _ = conn.ExecContext(ctx, \"BEGIN\")\n\t\t}\n"}},
+		sql(sqlContract + "^Begin"),
+	},
+	{
+		"Postgres through database/sql: a create's own COMMIT is not settled", "what a create committed completes its record",
+		[]edit{{"sqlstore/postgres_attempt.go", "\treturn a.settle(ctx, answer, err)", "\treturn err"}},
+		sql("^TestPostgresCreateEndsItsTransaction$/^pgx$"),
+	},
+	{
+		"Postgres through database/sql: lost COMMIT answer taken for a commit", "a lost COMMIT answer is found out",
+		[]edit{{"sqlstore/postgres_attempt.go", "case err == nil && state != holdsend.StateClaimed: //", "case err == nil: //"}},
+		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
+	},
+	{
+		"Postgres through database/sql: unknown outcome, and the key aborted", "while the outcome is unknown the key is kept",
+		[]edit{{"sqlstore/postgres_attempt.go", "ctx.Err() != nil:\n\t\t\ta.settled = true\n\t\t\treturn fmt.Errorf(\"%w: %w\", holdsend.ErrOutcomeUnknown, lost)", "ctx.Err() != nil:\n\t\t\treturn lost"}},
+		sql("^TestPostgresOutcomeUnknown$/^pgx$"),
+	},
+	{
+		"Postgres through database/sql: a dead connection of the pool is an error", "a restart of the database fails no request that comes after it",
+		[]edit{{"sqlstore/postgres.go", "const connectionTries = 3", "const connectionTries = 1"}},
+		sql("^TestPostgresBrokenConnections$"),
 	},
 
 	// SQLite.
