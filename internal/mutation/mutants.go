@@ -174,7 +174,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: lost COMMIT answer taken for a commit", "a lost COMMIT answer is found out",
-		[]edit{{"sqlstore/postgres_attempt.go", "case err == nil && state != holdsend.StateClaimed: //", "case err == nil: //"}},
+		[]edit{{"sqlstore/postgres_attempt.go", "case err == nil && state != holdsend.StateClaimed: //", "case err == nil && state != \"\": //"}},
 		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
 	},
 	{
