@@ -136,8 +136,11 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 	case err == nil && how == "aborted", err != nil && !(asked && isBroken(err)):
 		return cause // Abort looks again
 	default:
-		// An answer was lost; or create committed, but the claim went to another or is gone.
-		if err := a.findOut(ctx, errors.Join(holdsend.ErrTxEnded, err)); err != nil {
+		lost := holdsend.ErrTxEnded // create committed, but the claim went to another or is gone
+		if err != nil {
+			lost = errors.Join(cause, err) // an answer was lost: whether create committed is not known yet, and Abort looks again
+		}
+		if err := a.findOut(ctx, lost); err != nil {
 			return err
 		}
 	}
