@@ -34,7 +34,7 @@ import (
 var documents = []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 
 // documentPatience is how long a test waits for what must happen. It is long, for slow machines: nothing measures with it.
-const documentPatience = 4 * time.Minute
+const documentPatience = 8 * time.Minute
 
 // shown is what the documents tell a reader to run, in their order.
 type shown struct {

@@ -148,7 +148,9 @@ func TestPostgresOutcomeUnknown(t *testing.T) {
 	t.Run("the database is away", func(t *testing.T) {
 		t.Parallel()
 		for do, stored := range map[pgproxy.Action]bool{pgproxy.LoseCommitAnswer: true, pgproxy.CutBeforeCommit: false} {
-			b, proxy := newProxiedBed(t, "cache_statement", nil)
+			url := pgtest.URL(t)
+			proxy := pgproxy.Start(t, url)
+			b := newBedOn(t, url, proxy.URL(), nil, func(c *pgxpool.Config) { c.MaxConns = 1 })
 			fault := proxy.Inject(pgproxy.Fault{Do: do})
 			store, err := holdsend.NewPostgresStore(acquireFunc(func(ctx context.Context) (*pgxpool.Conn, error) {
 				if fault.Happened() { // the connection that was cut was the only one, and there is no other from now on
@@ -268,6 +270,10 @@ func TestPostgresFlushes(t *testing.T) {
 			defer func() { _ = conn.Close(context.Background()) }()
 			require.Eventually(t, func() bool {
 				return pgtest.Value[int](t, conn, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'") == 1
+			}, time.Minute, time.Millisecond)
+			// What a claim left to be flushed later is not whoever comes next's.
+			require.Eventually(t, func() bool {
+				return pgtest.Value[bool](t, conn, "SELECT pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()")
 			}, time.Minute, time.Millisecond)
 			sql := "SELECT wal_sync, wal_records FROM pg_stat_wal" // new in 14
 			if pgtest.Value[int](t, conn, "SELECT current_setting('server_version_num')::int") >= 180000 {

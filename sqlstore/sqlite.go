@@ -212,7 +212,7 @@ func (s *SQLiteStore) Begin(ctx context.Context, c holdsend.Claim) (holdsend.Att
 	switch {
 	case a.tx != nil:
 		return a, nil, nil
-	case err == nil:
+	case err == nil, errors.Is(err, ErrBusy) && !a.claimed && record != nil && record.State == holdsend.StateClaimed:
 		return nil, record, nil
 	}
 	if a.claimed { // create did not run: give the key back

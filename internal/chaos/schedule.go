@@ -135,7 +135,7 @@ func plans(long bool) []plan {
 	}
 	if !long {
 		for n := range all {
-			all[n].rounds, all[n].items = 1, 500
+			all[n].rounds, all[n].items = 1, 250
 		}
 	}
 	return all

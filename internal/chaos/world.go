@@ -60,7 +60,7 @@ func serviceProgram(t testing.TB, world string) string {
 	case worldSQLite:
 		program := filepath.Join(t.TempDir(), "chaosservice")
 		build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./chaosservice")
-		build.Dir = sqliteModule(t)
+		build.Dir, build.Env = sqliteModule(t), append(os.Environ(), "CGO_ENABLED=0") // as README.md builds a service on SQLite
 		if output, err := build.CombinedOutput(); err != nil {
 			t.Fatalf("build the service on SQLite: %v\n%s", err, output)
 		}

@@ -236,9 +236,11 @@ func TestPostgresRestartsAtTheCommit(t *testing.T) {
 				require.NoError(t, b.db.QueryRow("SELECT count(*) FROM holdsend_records").Scan(&records))
 				require.Zero(t, records)
 			}
-			again, err := b.send(key, insertNote)
+			retry := request(key)
+			retry.Wait = time.Minute // until what the crash left is old enough to be taken over
+			again, err := holdsend.HandleIdempotent(context.Background(), b.store, retry, insertNote)
 			require.NoError(t, err)
-			require.Equal(t, stored, again.Outcome == holdsend.OutcomeReplayed)
+			require.Equal(t, map[bool]holdsend.Outcome{true: holdsend.OutcomeReplayed, false: holdsend.OutcomeCreated}[stored], again.Outcome)
 			requireNotes(t, b.db, 1)
 		}
 	})
