@@ -60,9 +60,9 @@ for file in $(find . -name go.mod -not -path '*/testdata/*' | sort); do
 	echo "test.sh: module $module"
 	case $module in
 	./internal/dockertest) (cd "$module" && go vet ./...) ;; # it runs this script, so it is only built
-	# All is built first, as many at a time as there are CPUs; then each package has the machine to itself, for some
-	# are about what happens in time. Its tests wait for a server more than they work.
-	*) (cd "$module" && go test -exec true "$@" ./... >/dev/null; go test -p 1 -parallel 16 -timeout 15m "$@" ./...) ;;
+	# Each package has the machine to itself, for some are about what happens in time. Its tests wait for a server more
+	# than they work.
+	*) (cd "$module" && go test -p 1 -parallel 16 -timeout 15m "$@" ./...) ;;
 	esac && passed="$passed $module" || failed="$failed $module"
 done
 [ -z "$failed" ] || fail "FAILED in$failed"
