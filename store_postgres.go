@@ -30,6 +30,7 @@ const (
 	// request's may be used up by then, and a database that restarts is worth waiting for.
 	outcomeTimeout = 10 * time.Second
 	outcomePause   = 100 * time.Millisecond
+	shortestPause  = 2 * time.Millisecond // the first one; each is twice the one before
 
 	// connectionTries is on how many connections something is tried before the last one's breaking is the error.
 	connectionTries = 3
@@ -566,46 +567,37 @@ func (s *PostgresStore) forgetOne(ctx context.Context, conn *pgxpool.Conn, args 
 	return tag.RowsAffected(), undo(ctx, conn, err)
 }
 
-// queryLocked is query after the claim of a is locked, in one round trip. It waits for a backend of a's that is still there.
-func (s *PostgresStore) queryLocked(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt, scan func(pgx.Row) error, sql string, args ...any) error {
-	b := &pgx.Batch{}
-	b.BeginTx(pinned)
-	b.Queue(a.sql.LockClaim, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
-	b.Queue(sql, args...)
-	b.Queue("commit")
-	results := conn.SendBatch(ctx, b)
-	_, err := results.Exec()
-	if err == nil {
-		_, err = results.Exec()
+// judged runs Settle or Free, and again while the database has not ended a's transaction: a backend whose connection was lost
+// notices that in its own time. scan reads how it ended.
+func (s *PostgresStore) judged(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt, how *string, scan func(pgx.Row) error, sql string, more ...any) error {
+	var xid *string // NULL: create did not run
+	if a.xid != "" {
+		xid = &a.xid
 	}
-	if err == nil {
-		err = scan(results.QueryRow())
+	args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid}, more...)
+	for pause := shortestPause; ; pause = min(2*pause, outcomePause) {
+		if err := s.query(ctx, conn, scan, sql, args...); err != nil || *how != postgressql.InProgress {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("holdsend: the database has not ended the attempt's transaction: %w", ctx.Err())
+		}
 	}
-	if err == nil {
-		_, err = results.Exec()
-	}
-	if closeErr := results.Close(); err == nil {
-		err = closeErr
-	}
-	return undo(ctx, conn, err)
 }
 
 // free gives a's key back. If create committed a's transaction itself, the claim is kept for good and the error is
 // ErrTxEnded.
 func (s *PostgresStore) free(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt) error {
-	var xid *string // NULL: create did not run
-	if a.xid != "" {
-		xid = &a.xid
-	}
-	var freed, kept bool
-	err := s.queryLocked(ctx, conn, a, func(row pgx.Row) error { return row.Scan(&freed, &kept) },
-		a.sql.Free, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid)
+	var how string
+	err := s.judged(ctx, conn, a, &how, func(row pgx.Row) error { return row.Scan(&how) }, a.sql.Free)
 	switch {
 	case err != nil:
 		return fmt.Errorf("holdsend: free the key of a failed attempt (a retry takes it over when the attempt's connection has ended): %w", err)
-	case kept:
+	case how == "committed":
 		return fmt.Errorf("holdsend: create committed its transaction and then gave no 2xx to store, so its key stays claimed until ForgetOwner: %w", ErrTxEnded)
-	case !freed:
+	case how != "aborted":
 		return errors.New("holdsend: the database cannot tell how the attempt's transaction ended, so its key was not freed")
 	}
 	return nil

@@ -180,8 +180,7 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 	var completed, asked bool
 	err := a.withConn(ctx, func(conn *pgxpool.Conn) error {
 		asked = true
-		return a.store.queryLocked(ctx, conn, a, func(row pgx.Row) error { return row.Scan(&how, &completed) },
-			a.sql.Settle, append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid}, answer...)...)
+		return a.store.judged(ctx, conn, a, &how, func(row pgx.Row) error { return row.Scan(&how, &completed) }, a.sql.Settle, answer...)
 	})
 	switch {
 	case err != nil && asked && commitLost(err):
@@ -189,13 +188,14 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 	case err != nil || how == "aborted":
 		return cause // Abort looks again
 	case completed:
-		a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", ErrTxEnded)
 		a.finish(ctx)
-		return nil
+	default: // committed, but the claim went to another or is gone; or completed before, and the answer was lost
+		if err := a.findOut(ctx, ErrTxEnded); err != nil {
+			return err
+		}
 	}
-	// Committed, but the claim went to another or is gone; or prepared for a two-phase commit.
-	a.finish(ctx)
-	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, ErrTxEnded)
+	a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", ErrTxEnded)
+	return nil
 }
 
 // withConn runs do on the attempt's own connection, its transaction rolled back, or on another if that is lost or do breaks
@@ -219,34 +219,36 @@ func (a *postgresAttempt) withConn(ctx context.Context, do func(*pgxpool.Conn) e
 // findOut returns the truth about a COMMIT whose answer was lost. It never sends it again, and while it does not know,
 // the key is kept.
 func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
-	a.letGo(ctx) // a backend that still waits for COMMIT must not make the question wait for itself
+	a.letGo(ctx) // a backend that still waits for COMMIT gets to know that nobody does
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
 	defer cancel()
-	for {
-		state, err := a.ask(ctx)
+	committed := false
+	for pause := shortestPause; ; pause = min(2*pause, outcomePause) {
+		state, how, err := a.ask(ctx)
 		switch {
 		case err == nil && state != StateClaimed: // completed, or gone since, under this claim id
 			a.settled = true
 			return nil
-		case err == nil:
+		case err == nil && (how == "aborted" || committed):
 			return fmt.Errorf("holdsend: nothing was stored: %w", lost)
 		case errors.Is(err, pgx.ErrNoRows) || ctx.Err() != nil:
 			a.settled = true
 			return fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
 		}
-		select { // a database that restarts answers soon
-		case <-time.After(outcomePause):
+		committed = how == "committed" // and claimed: by create, or the commit came while the question was answered
+		select {                       // a database that restarts answers soon
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}
 }
 
-func (a *postgresAttempt) ask(ctx context.Context) (state State, err error) {
+func (a *postgresAttempt) ask(ctx context.Context) (state State, how string, err error) {
 	err = a.store.withConn(ctx, func(conn *pgxpool.Conn) error {
-		return a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&state) },
-			a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
+		return a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&state, &how) },
+			a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid)
 	})
-	return state, err
+	return state, how, err
 }
 
 // Abort implements [Attempt].

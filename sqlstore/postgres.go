@@ -426,33 +426,48 @@ func inReadCommitted(ctx context.Context, conn *sql.Conn, fn func(*sql.Tx) error
 	return err
 }
 
-// queryLocked is query after the claim of a is locked. It waits for a backend of a's that is still there.
-func (s *PostgresStore) queryLocked(ctx context.Context, conn *sql.Conn, a *postgresAttempt, targets []any, statement string, args ...any) error {
-	return inReadCommitted(ctx, conn, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, a.sql.LockClaim, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID); err != nil {
+// judged runs Settle or Free, and again while the database has not ended a's transaction: a backend whose connection was lost
+// notices that in its own time. The first column is how it ended.
+func (s *PostgresStore) judged(ctx context.Context, conn *sql.Conn, a *postgresAttempt, how *string, targets []any, statement string, more ...any) error {
+	var xid *string // NULL: create did not run
+	if a.xid != "" {
+		xid = &a.xid
+	}
+	args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid}, more...)
+	for pause := shortestPause; ; pause = min(2*pause, outcomePause) {
+		if err := s.query(ctx, conn, append([]any{how}, targets...), statement, args...); err != nil || *how != postgressql.InProgress {
 			return err
 		}
-		return tx.QueryRowContext(ctx, statement, args...).Scan(targets...)
-	})
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("holdsend: the database has not ended the attempt's transaction: %w", ctx.Err())
+		}
+	}
 }
 
-// free gives a's key back on another connection. If create committed a's transaction itself, the claim is kept for good and
-// the error is ErrTxEnded.
+// free gives the key of a back on another connection. If create committed a's transaction itself, the claim is kept for good
+// and the error is ErrTxEnded.
 func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt) error {
-	var freed, kept bool
-	err := s.withConn(ctx, func(conn *sql.Conn) error {
-		return s.queryLocked(ctx, conn, a, []any{&freed, &kept}, a.sql.Free, a.freeArguments()...)
+	var how string
+	err := s.withConn(ctx, func(conn *sql.Conn) (err error) {
+		how, err = s.freeOn(ctx, conn, a)
+		return err
 	})
-	return freeResult(freed, kept, err)
+	return freeResult(how, err)
 }
 
-func freeResult(freed, kept bool, err error) error {
+func (s *PostgresStore) freeOn(ctx context.Context, conn *sql.Conn, a *postgresAttempt) (how string, err error) {
+	return how, s.judged(ctx, conn, a, &how, nil, a.sql.Free)
+}
+
+func freeResult(how string, err error) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("holdsend: free the key of a failed attempt (a retry takes it over when the attempt's connection has ended): %w", err)
-	case kept:
+	case how == "committed":
 		return errKept
-	case !freed:
+	case how != "aborted":
 		return errors.New("holdsend: the database cannot tell how the attempt's transaction ended, so its key was not freed")
 	}
 	return nil

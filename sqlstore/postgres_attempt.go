@@ -127,8 +127,7 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 	var completed, asked bool
 	err := a.store.withConn(ctx, func(conn *sql.Conn) error {
 		asked = true
-		return a.store.queryLocked(ctx, conn, a, []any{&how, &completed},
-			a.sql.Settle, append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid}, answer...)...)
+		return a.store.judged(ctx, conn, a, &how, []any{&completed}, a.sql.Settle, answer...)
 	})
 	switch {
 	case err == nil && completed:
@@ -151,33 +150,36 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 // findOut returns the truth about a COMMIT whose answer was lost. It never sends it again, and while it does not know,
 // the key is kept.
 func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
-	a.destroy() // a backend that still waits for COMMIT must not make the question wait for itself
+	a.destroy() // a backend that still waits for COMMIT gets to know that nobody does
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
 	defer cancel()
-	for {
-		state, err := a.ask(ctx)
+	committed := false
+	for pause := shortestPause; ; pause = min(2*pause, outcomePause) {
+		state, how, err := a.ask(ctx)
 		switch {
 		case err == nil && state != holdsend.StateClaimed: // completed, or gone since, under this claim id
 			a.settled = true
 			return nil
-		case err == nil:
+		case err == nil && (how == "aborted" || committed):
 			return fmt.Errorf("holdsend: the commit failed: %w", lost)
 		case errors.Is(err, sql.ErrNoRows) || ctx.Err() != nil:
 			a.settled = true
 			return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, lost)
 		}
-		select { // a database that restarts answers soon
-		case <-time.After(outcomePause):
+		committed = how == "committed" // and claimed: by create, or the commit came while the question was answered
+		select {                       // a database that restarts answers soon
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}
 }
 
-func (a *postgresAttempt) ask(ctx context.Context) (state holdsend.State, err error) {
+func (a *postgresAttempt) ask(ctx context.Context) (state holdsend.State, how string, err error) {
 	err = a.store.withConn(ctx, func(conn *sql.Conn) error {
-		return a.store.query(ctx, conn, []any{&state}, a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID)
+		return a.store.query(ctx, conn, []any{&state, &how}, a.sql.Outcome,
+			a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid)
 	})
-	return state, err
+	return state, how, err
 }
 
 // Abort implements [holdsend.Attempt].
@@ -189,12 +191,10 @@ func (a *postgresAttempt) Abort(ctx context.Context) error {
 	a.settled = true
 	if a.conn != nil {
 		if a.rollback(ctx) == nil {
-			// The rollback is done, so there is no backend to wait for.
-			var freed, kept bool
-			err := a.store.query(ctx, a.conn, []any{&freed, &kept}, a.sql.Free, a.freeArguments()...)
+			how, err := a.store.freeOn(ctx, a.conn, a)
 			if err == nil {
 				a.release()
-				return freeResult(freed, kept, nil)
+				return freeResult(how, nil)
 			}
 		}
 		a.destroy()
@@ -206,15 +206,6 @@ func (a *postgresAttempt) Abort(ctx context.Context) error {
 func (a *postgresAttempt) rollback(ctx context.Context) error {
 	defer context.AfterFunc(ctx, a.cancel)()
 	return a.tx.Rollback()
-}
-
-// freeArguments are the parameters of Free. The transaction is NULL where create did not run.
-func (a *postgresAttempt) freeArguments() []any {
-	var xid *string
-	if a.xid != "" {
-		xid = &a.xid
-	}
-	return []any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid}
 }
 
 // release returns the connection to the pool, its transaction over.

@@ -89,8 +89,8 @@ var mutants = []mutant{
 		"Postgres: lost COMMIT answer taken for a rollback, and the key freed", "a key that may have committed is never freed",
 		[]edit{
 			{attempt, "\t\treturn a.findOut(ctx, err)\n\t}\n\treturn a.settle(ctx, answer, err)", "\t\treturn err\n\t}\n\treturn a.settle(ctx, answer, err)"},
-			{postgres, "SELECT $5::text IS NULL OR pg_xact_status($5::text::xid8) = 'aborted' AS aborted,", "SELECT true AS aborted,"},
-			{postgres, "claim_id = $4::text::uuid AND state = 'claimed' AND aborted", "claim_id = $4::text::uuid AND aborted"},
+			{postgres, "SELECT CASE WHEN $5::text IS NULL THEN 'aborted' ELSE {how} END AS how", "SELECT CASE WHEN true THEN 'aborted' ELSE {how} END AS how"},
+			{postgres, "claim_id = $4::text::uuid AND state = 'claimed' AND how = 'aborted'", "claim_id = $4::text::uuid AND how = 'aborted'"},
 		},
 		root("^TestPostgresLostCommitAnswer$/^cache_statement$"),
 	},
@@ -103,6 +103,16 @@ var mutants = []mutant{
 		return a.findOut(ctx, err)
 	}
 	return a.settle(ctx, answer, err)`}},
+		root("^TestPostgresLostCommitAnswer$/^cache_statement$"),
+	},
+	{
+		"Postgres: a transaction's id is proof enough", "after a crash the id of a transaction that is lost may be another's",
+		[]edit{{postgres, "WHEN xmax = $5::text::xid8::xid THEN", "WHEN true THEN"}},
+		root("^TestPostgresCrashGivesTheTransactionsIDAgain$"),
+	},
+	{
+		"Postgres: a transaction that still runs is taken for one that failed", "a COMMIT under way is waited for",
+		[]edit{{attempt, "(how == \"aborted\" || committed)", "(how != \"committed\" || committed)"}},
 		root("^TestPostgresLostCommitAnswer$/^cache_statement$"),
 	},
 	{
@@ -175,6 +185,16 @@ var mutants = []mutant{
 	{
 		"Postgres through database/sql: lost COMMIT answer taken for a commit", "a lost COMMIT answer is found out",
 		[]edit{{"sqlstore/postgres_attempt.go", "case err == nil && state != holdsend.StateClaimed: //", "case err == nil && state != \"\": //"}},
+		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
+	},
+	{
+		"Postgres through database/sql: a transaction's id is proof enough", "after a crash the id of a transaction that is lost may be another's",
+		[]edit{{postgres, "WHEN xmax = $5::text::xid8::xid THEN", "WHEN true THEN"}},
+		sql("^TestPostgresCrashGivesTheTransactionsIDAgain$"),
+	},
+	{
+		"Postgres through database/sql: a transaction that still runs is taken for one that failed", "a COMMIT under way is waited for",
+		[]edit{{"sqlstore/postgres_attempt.go", "(how == \"aborted\" || committed)", "(how != \"committed\" || committed)"}},
 		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
 	},
 	{

@@ -12,8 +12,7 @@ type Statements struct {
 	Claim, Replace         string
 	LockByScope, LockByRow string
 	Complete, Settle       string
-	LockClaim, Free        string
-	Outcome                string
+	Free, Outcome          string
 	Find                   string
 	Tombstone              string
 	Now                    string
@@ -28,7 +27,7 @@ func For(records string) *Statements {
 	// Outermost first; the table's name last, for it may look like a placeholder.
 	fill := func(sql string) string {
 		sql = strings.ReplaceAll(sql, "{standing}", standing)
-		sql = strings.NewReplacer("{record}", record, "{scope}", scope).Replace(sql)
+		sql = strings.NewReplacer("{record}", record, "{how}", strings.ReplaceAll(how, "{scope}", scope), "{scope}", scope).Replace(sql)
 		return strings.NewReplacer("{records}", records, "{records literal}", Literal(records)).Replace(sql)
 	}
 	return &Statements{
@@ -36,8 +35,7 @@ func For(records string) *Statements {
 		LockByScope: fill(strings.ReplaceAll(lockByScope, "{max idle}", "$5")),
 		LockByRow:   fill(strings.ReplaceAll(lockByRow, "{max idle}", "$3")),
 		Complete:    fill(complete), Settle: fill(settle),
-		LockClaim: fill(lockClaim), Free: fill(free),
-		Outcome:     fill(outcome),
+		Free: fill(free), Outcome: fill(outcome),
 		Find:        fill(find),
 		Tombstone:   fill(tombstone),
 		Now:         now,
@@ -170,42 +168,61 @@ SELECT CAST(CASE
 	ELSE '` + GuardEnded + `'
 END AS integer)`
 
+// how an attempt's transaction ended, judged on any connection: 'committed', 'aborted', or 'in progress' until it has ended.
+// $1 to $3 scope, $4 claim id, $5 transaction id.
+//
+// A transaction id alone is no proof. After a crash, or on a standby that took over, the ids that never got there are given
+// again, and the same id may belong to anybody. But an attempt locks its claim, and leaves its id in the claim's xmax, where
+// the lock goes through the log as everything does: what has the mark has seen the transaction, and gives its id to nobody
+// else. Without the mark nothing of the transaction is there. So no other statement may lock a claim and leave it as it
+// is: that would take the mark's place. Where the claim is gone, the answer decides nothing.
+const how = `coalesce((
+		SELECT CASE
+			WHEN state <> 'claimed' OR claimed_at = 'infinity' THEN 'committed'
+			WHEN xmax = $5::text::xid8::xid THEN pg_xact_status($5::text::xid8)
+			ELSE 'aborted'
+		END
+		FROM {records} WHERE {scope} AND claim_id = $4::text::uuid
+	), pg_xact_status($5::text::xid8), '')`
+
+// InProgress is what Settle, Free and Outcome say while the attempt's transaction has not ended: ask again.
+const InProgress = "in progress"
+
 // settle completes a record whose attempt's transaction create had already ended, if it ended it by COMMIT: freeing the
 // key would double that write. It returns how the transaction ended and whether the record was completed.
 // $1 to $3 scope, $4 claim id, $5 transaction id, $6 TTL, $7 status, $8 header, $9 body, $10 resource ref.
-const settle = `WITH completed AS (
+const settle = `WITH attempt AS (
+	SELECT {how} AS how
+), completed AS (
 	UPDATE {records} SET state = 'completed', completed_at = statement_timestamp(),
 		expires_at = statement_timestamp() + $6::bigint * interval '1 microsecond',
 		status = $7::bigint, header = $8::text, body = $9::bytea, resource_ref = $10::text
-	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND pg_xact_status($5::text::xid8) = 'committed'
+	FROM attempt
+	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND how = 'committed'
 	RETURNING 1
 )
-SELECT coalesce(pg_xact_status($5::text::xid8), ''), EXISTS (SELECT FROM completed)`
+SELECT how, EXISTS (SELECT FROM completed) FROM attempt`
 
-// lockClaim goes before free, as a statement of its own: it waits for a backend of the attempt that is still there, so
-// that free judges a transaction that has ended. $4 claim id.
-const lockClaim = `SELECT 1 FROM {records} WHERE {scope} AND claim_id = $4::text::uuid FOR UPDATE`
-
-// free gives the key back after an attempt that did not complete. If create itself committed the transaction, the claim is
-// kept for good instead: claimed_at infinity is never abandoned. $4 claim id, $5 transaction id (NULL: create did not
-// run). A freed key need not be flushed, by the reason of claim; a kept one must be.
+// free gives the key back after an attempt that did not complete, and returns how its transaction ended. If create itself
+// committed it, the claim is kept for good instead: claimed_at infinity is never abandoned. $4 claim id, $5 transaction id
+// (NULL: create did not run). A freed key need not be flushed, by the reason of claim; a kept one must be.
 const free = `WITH attempt AS (
-	SELECT $5::text IS NULL OR pg_xact_status($5::text::xid8) = 'aborted' AS aborted,
-		coalesce(pg_xact_status($5::text::xid8) = 'committed', false) AS committed
+	SELECT CASE WHEN $5::text IS NULL THEN 'aborted' ELSE {how} END AS how
 ), async AS (
-	SELECT aborted, committed, CASE WHEN aborted THEN set_config('synchronous_commit', 'off', true) END FROM attempt
+	SELECT how, CASE WHEN how = 'aborted' THEN set_config('synchronous_commit', 'off', true) END FROM attempt
 ), freed AS (
 	DELETE FROM {records} USING async
-	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND aborted
+	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND how = 'aborted'
 ), kept AS (
 	UPDATE {records} SET claimed_at = 'infinity' FROM async
-	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND committed
+	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND how = 'committed'
 )
-SELECT coalesce(aborted, false), committed FROM async`
+SELECT how FROM async`
 
-// outcome finds out, on another connection, what became of a COMMIT whose answer was lost. It locks the row, and so waits
-// for a commit that is still under way. $4 claim id.
-const outcome = `SELECT state FROM {records} WHERE {scope} AND claim_id = $4::text::uuid FOR NO KEY UPDATE`
+// outcome finds out, on another connection, what became of a COMMIT whose answer was lost: the record's state, and how the
+// transaction ended. 'claimed' beside 'committed' may be a commit that came after the statement began: ask again.
+// $4 claim id, $5 transaction id.
+const outcome = `SELECT state, {how} FROM {records} WHERE {scope} AND claim_id = $4::text::uuid`
 
 const find = `SELECT {record} FROM {records} WHERE {scope}`
 
