@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -20,7 +21,7 @@ func TestMain(m *testing.M) {
 const seed = 1
 
 func TestNothingIsLostDoubledStuckOrAnsweredWrongly(t *testing.T) {
-	rep := run(t, options{seed: seed, command: "go test ./internal/chaos"})
+	rep := run(t, options{seed: seed, command: "go test ./internal/chaos", within: 3 * time.Minute})
 	t.Log("\n" + rep.markdown())
 	assert.Empty(t, rep.problem())
 
@@ -44,7 +45,7 @@ func TestNothingIsLostDoubledStuckOrAnsweredWrongly(t *testing.T) {
 func TestPlantedBugsAreFound(t *testing.T) {
 	for bug, verdict := range map[string]string{service.BugNoRecord: doubled, service.BugEarly: lost} {
 		t.Run(bug, func(t *testing.T) {
-			rep := run(t, options{seed: seed, bug: bug, plans: []plan{{
+			rep := run(t, options{seed: seed, bug: bug, within: 30 * time.Second, plans: []plan{{
 				world: worldPostgres, rounds: 1, items: 60,
 				aims: []aim{{fault: killService, steps: anyTime, short: 6}, {fault: killService, steps: []service.Step{service.Answering}, short: 4}},
 			}}})

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -36,9 +37,9 @@ var chaosClock = func() (seconds int64) {
 
 // buildWithClock builds this program with a time.Now that can be wrong. A library that fakes the clock of C programs does
 // not reach Go, which asks the kernel itself; so the standard library is changed, for this build alone.
-func buildWithClock(t testing.TB, directory string) string {
+func buildWithClock(ctx context.Context, t testing.TB, directory string) string {
 	t.Helper()
-	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
+	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,9 +69,9 @@ func buildWithClock(t testing.TB, directory string) string {
 	if err := os.WriteFile(overlayFile, overlay, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlayFile, "-o", program, "github.com/holdsend/holdsend-go/internal/chaos")
-	if output, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the service with a clock of its own: %v\n%s", err, output)
+	build := exec.CommandContext(ctx, "go", "build", "-overlay", overlayFile, "-o", program, "github.com/holdsend/holdsend-go/internal/chaos")
+	if output, err := runBuild(build); err != nil {
+		t.Fatalf("build the service with a clock of its own, within %v: %v\n%s", buildTimeout, err, output)
 	}
 	return program
 }

@@ -154,6 +154,15 @@ func (s *shot) disarm() (begun bool) {
 	return s.begun
 }
 
+// isUnderWay reports that the fault has begun and not ended. It never waits: see round.watch.
+func (s *shot) isUnderWay() bool {
+	if !s.mu.TryLock() {
+		return true
+	}
+	defer s.mu.Unlock()
+	return s.begun && !isClosed(s.done)
+}
+
 func (s *shot) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -292,14 +301,19 @@ func (t *target) inject(fault pgproxy.Fault) (*pgproxy.Injected, error) {
 	t.release()
 	select {
 	case <-injected.Done():
-		return injected, nil
+	case <-injected.Ended():
 	case <-t.process.died:
 	case <-time.After(strikeTimeout):
 	}
-	if injected.Withdraw(proxy) {
+	if !injected.Withdraw(proxy) { // it has met its COMMIT, whose connection another fault may end first
+		select {
+		case <-injected.Done():
+		case <-injected.Ended():
+		}
+	}
+	if !injected.Happened() {
 		return nil, errNothingThere
 	}
-	<-injected.Done()
 	return injected, nil
 }
 

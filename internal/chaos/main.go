@@ -67,7 +67,8 @@ type options struct {
 	document string
 	limit    time.Duration
 	command  string
-	plans    []plan // nil: those of a long or short run
+	plans    []plan        // nil: those of a long or short run
+	within   time.Duration // it is stuck if it has not ended by then, its builds not counted; 0: no limit
 }
 
 // progressEvery is how often a run says how far it is.
@@ -100,10 +101,14 @@ func run(t testing.TB, o options) *report {
 			programs[plan.world] = serviceProgram(t, plan.world)
 		}
 	}
+	if o.within > 0 {
+		endWithin(t, o.within, rep)
+	}
 	for n, plan := range all {
 		if !chosen(plan) {
 			continue
 		}
+		rep.step.Store(plan.world + ": open it")
 		w := openWorld(t, plan.world, programs[plan.world], o.bug)
 		for number, faults := range plan.faults(o.long, newDice(o.seed, uint64(n))) {
 			if isClosed(stop) {
@@ -118,6 +123,7 @@ func run(t testing.TB, o options) *report {
 		}
 		t.Logf("%s: %s", plan.world, rep.progress())
 	}
+	rep.step.Store("close all worlds")
 	return rep
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -63,6 +64,9 @@ func startProcess(slot int, program string, config service.Config, clockWrongBy 
 		return nil, err
 	}
 	conn, err := listener.Accept()
+	if err == nil {
+		err = conn.SetReadDeadline(time.Now().Add(startTimeout))
+	}
 	if err != nil {
 		_ = p.kill()
 		<-p.died
@@ -71,7 +75,7 @@ func startProcess(slot int, program string, config service.Config, clockWrongBy 
 	p.in, p.out = json.NewDecoder(conn), json.NewEncoder(conn)
 	var hello service.Message
 	if err = p.in.Decode(&hello); err == nil {
-		err = checkClock(hello.Clock, clockWrongBy)
+		err = errors.Join(checkClock(hello.Clock, clockWrongBy), conn.SetReadDeadline(time.Time{}))
 	}
 	if err != nil {
 		_ = p.kill()
@@ -116,19 +120,19 @@ func (p *process) complaint() string {
 	return fmt.Sprintf("service %d ended with %v:\n%s", p.slot, p.command.ProcessState, text)
 }
 
-// slots keeps services running: who dies is started again.
+// slots keeps services running until ctx ends: who dies is started again.
 type slots struct {
+	ctx       context.Context
 	start     func(slot int) (*process, error)
 	reached   func(*process, service.Message)
 	complain  func(string)
 	running   sync.WaitGroup
-	closing   chan struct{}
 	mu        sync.Mutex
 	processes []*process // nil: being started
 }
 
 func (s *slots) open(n int) {
-	s.closing, s.processes = make(chan struct{}), make([]*process, n)
+	s.processes = make([]*process, n)
 	var started sync.WaitGroup
 	for slot := range n {
 		started.Add(1)
@@ -137,7 +141,7 @@ func (s *slots) open(n int) {
 	started.Wait()
 }
 
-// keep runs one slot until close.
+// keep runs one slot.
 func (s *slots) keep(slot int, started func()) {
 	for {
 		p, err := s.start(slot)
@@ -153,7 +157,7 @@ func (s *slots) keep(slot int, started func()) {
 		s.running.Go(func() { s.listen(p) })
 		select {
 		case <-p.died:
-		case <-s.closing:
+		case <-s.ctx.Done():
 			_ = p.kill()
 			<-p.died
 		}
@@ -163,10 +167,8 @@ func (s *slots) keep(slot int, started func()) {
 		s.mu.Lock()
 		s.processes[slot] = nil
 		s.mu.Unlock()
-		select {
-		case <-s.closing:
+		if s.ctx.Err() != nil {
 			return
-		default:
 		}
 	}
 }
@@ -180,12 +182,6 @@ func (s *slots) listen(p *process) {
 		}
 		s.reached(p, m)
 	}
-}
-
-// close kills all services, and returns once they are dead.
-func (s *slots) close() {
-	close(s.closing)
-	s.running.Wait()
 }
 
 // pick returns a running process for a client to send to, of those that are not the given one if there is another. Most

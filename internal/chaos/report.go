@@ -27,6 +27,7 @@ type report struct {
 	command string
 	began   time.Time
 	carried atomic.Int64 // items that are done with
+	step    atomic.Value // what is done now, in words
 
 	mu         sync.Mutex
 	hits       map[string]map[string]map[service.Step]int // by world, fault and step

@@ -19,6 +19,9 @@ const (
 	// answerWithin is how long an item may take once the faults have stopped. After that it is stuck.
 	answerWithin = time.Minute
 
+	// quiet is how long no item at all may be answered. After that no more are sent.
+	quiet = 20 * time.Second
+
 	// owners is how many people share a world.
 	owners = 20
 )
@@ -45,26 +48,42 @@ type round struct {
 	next  int
 }
 
-// runRound runs one round and reports on it. stop ends it early.
+// runRound runs one round and reports on it. stop ends it early. A round that is stuck fails t.
 func runRound(t testing.TB, w *world, number, items int, faults []planned, dice *dice, rep *report, stop <-chan struct{}) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	services, kill := context.WithCancel(t.Context())
+	defer kill()
 	transport := &http.Transport{MaxIdleConnsPerHost: clients, DisableCompression: true}
 	defer transport.CloseIdleConnections()
 	r := &round{world: w, number: number, report: rep, dice: dice, began: time.Now(), ctx: ctx, http: &http.Client{Transport: transport}}
-	if err := w.empty(ctx, number); err != nil {
-		t.Fatalf("empty the database: %v", err)
-	}
 	r.makeItems(items, faults)
-	r.slots = &slots{start: w.start, reached: r.reported, complain: func(why string) { rep.complain(why) }}
-	r.slots.open(len(w.poolSize))
+	r.slots = &slots{ctx: services, start: w.start, reached: r.reported, complain: func(why string) { rep.complain(why) }}
 
+	ended := make(chan error, 1)
+	go func() { ended <- r.run(t.Context(), stop, cancel, kill) }()
+	if err := r.watch(ended); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run sends the items and judges what came of them. Each of its steps is named, for who waits in vain for its end.
+func (r *round) run(ctx context.Context, stop <-chan struct{}, expire, kill func()) error {
+	step := func(name string) { r.report.step.Store(fmt.Sprintf("%s, round %d: %s", r.world.name, r.number, name)) }
+	step("empty the database")
+	if err := r.world.empty(ctx, r.number); err != nil {
+		return fmt.Errorf("empty the database: %w", err)
+	}
+	step("start the services")
+	r.slots.open(len(r.world.poolSize))
+
+	step("send the items")
 	var workers sync.WaitGroup
 	for range clients {
 		workers.Go(func() {
 			for i := r.take(stop); i != nil; i = r.take(stop) {
 				r.carry(i)
-				rep.carried.Add(1)
+				r.report.carried.Add(1)
 			}
 		})
 	}
@@ -73,23 +92,29 @@ func runRound(t testing.TB, w *world, number, items int, faults []planned, dice 
 		workers.Wait()
 		close(allCarried)
 	}()
-	r.waitFor(allCarried, cancel)
+	r.waitFor(allCarried, expire)
+	step("wait for the last answers and faults")
 	r.background.Wait()
-	r.slots.close()
+	step("kill the services")
+	kill()
+	r.slots.running.Wait()
 
-	rows, err := w.rows(t.Context())
+	step("read what the database holds")
+	rows, err := r.world.rows(ctx)
 	if err != nil {
-		t.Fatalf("read what the database holds: %v", err)
+		return fmt.Errorf("read what the database holds: %w", err)
 	}
+	step("judge")
 	var histories []history
 	for _, i := range r.items {
 		histories = append(histories, i.history)
 	}
-	rep.judged(w.name, histories, check(histories, rows), int(r.attempts.Load()), len(r.spare))
+	r.report.judged(r.world.name, histories, check(histories, rows), int(r.attempts.Load()), len(r.spare))
+	return nil
 }
 
 // waitFor waits until all items are carried, or have had their time: answerWithin after the last of them was taken, for no
-// fault comes by then. Where nothing moves for as long, the rest is not sent.
+// fault comes by then. Where nothing moves for quiet, the rest is not sent.
 func (r *round) waitFor(allCarried <-chan struct{}, expire func()) {
 	look := time.NewTicker(time.Second)
 	defer look.Stop()
@@ -107,7 +132,7 @@ func (r *round) waitFor(allCarried <-chan struct{}, expire func()) {
 		switch {
 		case taken.IsZero() && r.isTaken():
 			taken = time.Now()
-		case taken.IsZero() && time.Since(moved) > answerWithin:
+		case taken.IsZero() && time.Since(moved) > quiet:
 			r.giveUp()
 		case !taken.IsZero() && time.Since(taken) > answerWithin:
 			expire()

@@ -52,17 +52,22 @@ type world struct {
 	file      string
 }
 
+// buildTimeout bounds the build of a service. Where its dependencies are not built yet, it takes minutes on a busy machine.
+const buildTimeout = 6 * time.Minute
+
 // serviceProgram returns the program that serves in a world, building it where it is not this one.
 func serviceProgram(t testing.TB, world string) string {
+	ctx, cancel := context.WithTimeout(t.Context(), buildTimeout)
+	defer cancel()
 	switch world {
 	case worldClocks:
-		return buildWithClock(t, t.TempDir())
+		return buildWithClock(ctx, t, t.TempDir())
 	case worldSQLite:
 		program := filepath.Join(t.TempDir(), "chaosservice")
-		build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./chaosservice")
-		build.Dir, build.Env = sqliteModule(t), append(os.Environ(), "CGO_ENABLED=0") // as README.md builds a service on SQLite
-		if output, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("build the service on SQLite: %v\n%s", err, output)
+		build := exec.CommandContext(ctx, "go", "build", "-o", program, "./chaosservice")
+		build.Dir, build.Env = sqliteModule(ctx, t), append(os.Environ(), "CGO_ENABLED=0") // as README.md builds a service on SQLite
+		if output, err := runBuild(build); err != nil {
+			t.Fatalf("build the service on SQLite, within %v: %v\n%s", buildTimeout, err, output)
 		}
 		return program
 	}
@@ -71,6 +76,12 @@ func serviceProgram(t testing.TB, world string) string {
 		t.Fatal(err)
 	}
 	return self
+}
+
+// runBuild runs a build and returns its output. The compilers that a killed build leaves behind hold nobody up.
+func runBuild(build *exec.Cmd) ([]byte, error) {
+	build.WaitDelay = time.Second
+	return build.CombinedOutput()
 }
 
 // openWorld starts what a world needs. t ends it.
@@ -103,8 +114,8 @@ func openWorld(t testing.TB, name, program, bug string) *world {
 }
 
 // sqliteModule returns the directory of the module that has SQLite's drivers.
-func sqliteModule(t testing.TB) string {
-	output, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}").Output()
+func sqliteModule(ctx context.Context, t testing.TB) string {
+	output, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
 		t.Fatalf("run this in the module: %v", err)
 	}
@@ -174,6 +185,8 @@ func (w *world) empty(ctx context.Context, round int) error {
 // rows returns what the database holds once all services are dead and it has ended what they had sent.
 func (w *world) rows(ctx context.Context) (rows []service.Row, err error) {
 	if w.cluster == nil {
+		ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+		defer cancel()
 		output, err := exec.CommandContext(ctx, w.program, "-dump", w.file).Output()
 		if err != nil {
 			return nil, fmt.Errorf("read the rows of SQLite: %w", err)

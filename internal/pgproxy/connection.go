@@ -35,6 +35,7 @@ type connection struct {
 	key      string      // what a cancel request for it says
 	backend  uint32      // the server's process, as it told the client
 	ready    bool        // the server has let the client in
+	gone     bool        // nothing more comes from the server
 	waiting  bool        // the client has sent something and was not answered in full
 	flushed  bool        // it asked for answers before the batch ends
 	sent     []*Injected // the faults of the batches that wait for an answer, nil for those without
@@ -234,6 +235,10 @@ func (c *connection) sendBatch() bool {
 	batch, pending := c.batch, c.pending
 	c.batch, c.pending = Batch{Connection: batch.Connection}, nil
 	p.mu.Lock()
+	if c.gone { // a fault would never come to an end here
+		p.mu.Unlock()
+		return false
+	}
 	batch.Backend = c.backend
 	p.batches = append(p.batches, batch)
 	injected := p.take(batch)
@@ -257,8 +262,8 @@ func (c *connection) sendBatch() bool {
 		beforeCommit, _ := splitAtCommit(c.statements, pending)
 		c.write(beforeCommit)
 	}
+	close(injected.happened) // before the client can see it, and before relayServer ends it
 	c.server.Close()
-	close(injected.happened) // before the client can see it
 	if !silent {
 		c.client.Close()
 	}
@@ -432,6 +437,7 @@ func (c *connection) isMute() bool {
 // serverGone ends the connection, and what a fault on it still waits for. Where the fault is a silence, the client stays.
 func (c *connection) serverGone() {
 	c.proxy.mu.Lock()
+	c.gone = true
 	injected, mute := c.injected, c.mute
 	c.proxy.mu.Unlock()
 	if injected != nil {

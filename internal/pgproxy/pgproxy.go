@@ -289,7 +289,8 @@ func (p *Proxy) Inject(fault Fault) *Injected {
 	return injected
 }
 
-// Withdraw takes the fault back, and reports whether it was in time: if not, it has happened, or is about to.
+// Withdraw takes the fault back, and reports whether it was in time: if not, it has met its batch, and Done or Ended is
+// closed before long.
 func (i *Injected) Withdraw(p *Proxy) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -312,8 +313,12 @@ func Nth(n int, when func(Batch) bool) func(Batch) bool {
 	}
 }
 
-// Done is closed when the fault has happened.
+// Done is closed when the fault has happened. It never is if the connection ends before that: see Ended.
 func (i *Injected) Done() <-chan struct{} { return i.happened }
+
+// Ended is closed when nothing more comes of a fault that has met its batch: the server has answered, or its connection
+// is gone. If the fault has not happened by then, it never will: there was no answer to lose.
+func (i *Injected) Ended() <-chan struct{} { return i.executed }
 
 // Happened reports whether the fault happened.
 func (i *Injected) Happened() bool {
@@ -326,13 +331,17 @@ func (i *Injected) Happened() bool {
 }
 
 // Wait returns when the fault has happened: the connection is cut, the COMMIT is held, or the server has executed the
-// batch and its answer is lost. It fails t if that takes too long.
+// batch and its answer is lost. It fails t if that takes too long, or cannot come any more.
 func (i *Injected) Wait(t testing.TB) {
 	t.Helper()
 	timeout := time.NewTimer(waitTimeout)
 	defer timeout.Stop()
 	select {
 	case <-i.happened:
+	case <-i.executed:
+		if !i.Happened() {
+			t.Fatal("the fault did not happen: its connection was gone before")
+		}
 	case <-timeout.C:
 		t.Fatal("the fault did not happen: no batch came that it is for, or the server did not answer it")
 	}

@@ -324,6 +324,41 @@ func TestLoseTheAnswerOfACommitThatFails(t *testing.T) {
 	})
 }
 
+// The server may be gone before it has answered: then there is no answer to lose, and whoever waits for that must hear it.
+func TestAnAnswerThatNeverComesIsNotLost(t *testing.T) {
+	t.Parallel()
+	for _, do := range []Action{LoseCommitAnswer, LoseAnswers} {
+		for cause, end := range map[string]func(s *setup, pid uint32){
+			"the server's process is ended": func(s *setup, pid uint32) {
+				pgtest.Exec(t, s.direct, "select pg_terminate_backend($1::int)", pid)
+			},
+			"everything is cut": func(s *setup, _ uint32) { s.proxy.Cut() },
+		} {
+			s := open(t, "exec")
+			pid := s.conn.PgConn().PID()
+			lock, err := s.direct.Begin(t.Context())
+			require.NoError(t, err)
+			pgtest.Exec(t, lock, "select from note for update")
+			injected := s.proxy.Inject(Fault{Do: do})
+			answer := make(chan error, 1)
+			go func() { answer <- s.commit(t.Context(), s.conn) }()
+			require.Eventually(t, func() bool {
+				return pgtest.Value[bool](t, s.direct, "select exists (select from pg_locks where pid = $1 and not granted)", pid)
+			}, waitTimeout, time.Millisecond)
+			assert.False(t, injected.Withdraw(s.proxy))
+			end(s, pid)
+			require.Error(t, <-answer)
+			select {
+			case <-injected.Ended():
+			case <-time.After(waitTimeout):
+				t.Fatalf("%s: the fault does not end", cause)
+			}
+			assert.False(t, injected.Happened(), cause)
+			require.NoError(t, lock.Rollback(t.Context()))
+		}
+	}
+}
+
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	for _, do := range []Action{CutBeforeBatch, CutBeforeCommit, LoseCommitAnswer, LoseAnswers} {
