@@ -78,7 +78,8 @@ func measureScale(b *bench) []table {
 		g := b.grow(n, clients)
 		tables = append(tables, g)
 		creates = append(creates, contender{"create", func(n int64) error {
-			return handle(b.ctx, g.store, owner, key(n), holdsend.OutcomeCreated)
+			// An owner among those that are there, so that each create meets a page of the index at random.
+			return handle(b.ctx, g.store, generatedOwner(rand.Int64N(g.records)), key(n), holdsend.OutcomeCreated)
 		}})
 		replays = append(replays, contender{"replay", func(int64) error { return b.readAgain(g) }})
 	}
