@@ -23,21 +23,16 @@ var queryModes = []string{"cache_statement", "cache_describe", "describe_exec", 
 var isolationLevels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
 func TestPostgresKeepsTheContract(t *testing.T) {
-	t.Parallel()
-	contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] {
-		url := pgtest.URL(t)
-		return postgresHarness(t, url, url, nil)
-	})
+	keepsTheContract(t, plain)
 }
 
+func plain(url string) (string, holdsend.PostgresOptions) { return url, holdsend.PostgresOptions{} }
+
 func TestPostgresKeepsTheContractInEveryQueryMode(t *testing.T) {
-	t.Parallel()
 	for _, mode := range queryModes[1:] { // the first is the default, and has a test of its own
 		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] {
-				url := pgtest.URL(t)
-				return postgresHarness(t, url, pgtest.With(t, url, "default_query_exec_mode", mode), nil)
+			keepsTheContract(t, func(url string) (string, holdsend.PostgresOptions) {
+				return pgtest.With(t, url, "default_query_exec_mode", mode), holdsend.PostgresOptions{}
 			})
 		})
 	}
@@ -46,20 +41,15 @@ func TestPostgresKeepsTheContractInEveryQueryMode(t *testing.T) {
 // Read committed is what TestPostgresKeepsTheContract has. TxOptions leave the library's own statements as they are, so one
 // level by them is enough: the strictest.
 func TestPostgresKeepsTheContractUnderEveryIsolationLevel(t *testing.T) {
-	t.Parallel()
 	t.Run("by TxOptions/serializable", func(t *testing.T) {
-		t.Parallel()
-		contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] {
-			url := pgtest.URL(t)
-			return postgresHarness(t, url, url, &holdsend.PostgresOptions{TxOptions: pgx.TxOptions{IsoLevel: pgx.Serializable}})
+		keepsTheContract(t, func(url string) (string, holdsend.PostgresOptions) {
+			return url, holdsend.PostgresOptions{TxOptions: pgx.TxOptions{IsoLevel: pgx.Serializable}}
 		})
 	})
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run("by the database's default/"+string(level), func(t *testing.T) {
-			t.Parallel()
-			contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] {
-				url := pgtest.URL(t)
-				return postgresHarness(t, url, pgtest.With(t, url, "default_transaction_isolation", string(level)), nil)
+			keepsTheContract(t, func(url string) (string, holdsend.PostgresOptions) {
+				return pgtest.With(t, url, "default_transaction_isolation", string(level)), holdsend.PostgresOptions{}
 			})
 		})
 	}
@@ -69,15 +59,11 @@ func TestPostgresKeepsTheContractUnderEveryIsolationLevel(t *testing.T) {
 // (PgBouncer 1.21 and its max_prepared_statements lift that; simple_protocol has nothing to outlive anything). One PgBouncer
 // serves all cases, so each names its schema.
 func TestPostgresKeepsTheContractThroughPgBouncer(t *testing.T) {
-	t.Parallel()
 	pooledURL := pgtest.PgBouncer(t, pgtest.URL(t), map[string]string{"default_pool_size": "100", "max_client_conn": "1000"})
 	for _, mode := range []string{"exec", "cache_describe"} {
 		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] {
-				url := pgtest.URL(t)
-				o := &holdsend.PostgresOptions{Schema: schemaOf(t, url)}
-				return postgresHarness(t, url, pgtest.With(t, pooledURL, "default_query_exec_mode", mode), o)
+			keepsTheContract(t, func(url string) (string, holdsend.PostgresOptions) {
+				return pgtest.With(t, pooledURL, "default_query_exec_mode", mode), holdsend.PostgresOptions{Schema: schemaOf(t, url)}
 			})
 		})
 	}
@@ -89,39 +75,60 @@ func schemaOf(t *testing.T, url string) string {
 	return config.RuntimeParams["search_path"]
 }
 
-// postgresHarness makes the tables through url and the store on a pool of its own through storeURL.
-func postgresHarness(t *testing.T, url, storeURL string, o *holdsend.PostgresOptions) contracttest.Harness[pgx.Tx] {
-	if o == nil {
-		o = &holdsend.PostgresOptions{}
-	}
+// keepsTheContract runs the contract's cases. variant gets the URL of a schema, and returns that of the store and its options.
+// Cases use tables and pools one after the other. Tests of whole contracts are not parallel with each other: each of the
+// cases that run at once has tables and connections, and the server does not have enough of them for all contracts.
+func keepsTheContract(t *testing.T, variant func(url string) (string, holdsend.PostgresOptions)) {
+	lend := pgtest.Lend(func() *contractTables { return newContractTables(t, variant) }, func(t testing.TB, c *contractTables) {
+		pgtest.Empty(t, c.aside, "holdsend_records, writes, holds")
+	})
+	contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] { return lend(t).harness(t) })
+}
+
+// contractTables are the tables that a case needs, and the pools on them.
+type contractTables struct {
+	url, schema string
+	o           holdsend.PostgresOptions
+	aside, pool *pgxpool.Pool
+}
+
+func newContractTables(t *testing.T, variant func(url string) (string, holdsend.PostgresOptions)) *contractTables {
+	url := pgtest.URL(t)
+	storeURL, o := variant(url)
 	o.TakeOverAfter, o.StaleClaim = 100*time.Millisecond, 300*time.Millisecond
-	aside := pgtest.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 3 })
-	pgtest.Exec(t, aside, holdsend.PostgresSchema(o))
+	c := &contractTables{
+		url: url, schema: pgx.Identifier{schemaOf(t, url)}.Sanitize(), o: o,
+		aside: pgtest.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 3 }),
+		pool:  pgtest.Pool(t, storeURL, func(c *pgxpool.Config) { c.MaxConns = 8 }),
+	}
 	// A commit that has begun waits in the trigger, for whoever holds the lock named in the row.
-	schema := pgx.Identifier{schemaOf(t, url)}.Sanitize()
-	pgtest.Exec(t, aside, `
+	pgtest.Exec(t, c.aside, holdsend.PostgresSchema(&o)+`;
 		CREATE TABLE writes (name text NOT NULL);
 		CREATE TABLE holds (lock bigint NOT NULL);
 		CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
 			BEGIN PERFORM pg_advisory_xact_lock(NEW.lock); RETURN NULL; END $$;
 		CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON holds DEFERRABLE INITIALLY DEFERRED
 			FOR EACH ROW EXECUTE FUNCTION wait()`)
-	pool := pgtest.Pool(t, storeURL, func(c *pgxpool.Config) { c.MaxConns = 8 })
-	store, err := holdsend.NewPostgresStore(pool, o)
+	return c
+}
+
+// harness is for one case: its store is new.
+func (c *contractTables) harness(t *testing.T) contracttest.Harness[pgx.Tx] {
+	store, err := holdsend.NewPostgresStore(c.pool, &c.o)
 	require.NoError(t, err)
 	return contracttest.Harness[pgx.Tx]{
 		Store:      store,
-		StaleClaim: o.StaleClaim,
+		StaleClaim: c.o.StaleClaim,
 		Write: func(ctx context.Context, tx pgx.Tx, name string) error {
-			_, err := tx.Exec(ctx, "INSERT INTO "+schema+".writes VALUES ($1)", name)
+			_, err := tx.Exec(ctx, "INSERT INTO "+c.schema+".writes VALUES ($1)", name)
 			return err
 		},
 		Count: func(ctx context.Context, name string) (n int, err error) {
-			err = aside.QueryRow(ctx, "SELECT count(*) FROM writes WHERE name = $1", name).Scan(&n)
+			err = c.aside.QueryRow(ctx, "SELECT count(*) FROM writes WHERE name = $1", name).Scan(&n)
 			return n, err
 		},
-		Crash:      func(ctx context.Context, a holdsend.Attempt[pgx.Tx]) error { return crash(ctx, aside, a) },
-		HoldCommit: func(ctx context.Context, tx pgx.Tx) (func(), error) { return holdCommit(ctx, t, url, schema, tx) },
+		Crash:      func(ctx context.Context, a holdsend.Attempt[pgx.Tx]) error { return crash(ctx, c.aside, a) },
+		HoldCommit: func(ctx context.Context, tx pgx.Tx) (func(), error) { return holdCommit(ctx, t, c.url, c.schema, tx) },
 	}
 }
 

@@ -14,7 +14,6 @@ import (
 	"github.com/holdsend/holdsend-go"
 	"github.com/holdsend/holdsend-go/contracttest"
 	"github.com/holdsend/holdsend-go/internal/model"
-	"github.com/holdsend/holdsend-go/internal/pgtest"
 )
 
 // explore holds stores to the model. Sequences on one store do not meet, but for a purge.
@@ -40,8 +39,7 @@ func TestMemoryStoreFollowsTheModel(t *testing.T) {
 func TestPostgresFollowsTheModel(t *testing.T) {
 	t.Parallel()
 	explored, err := explore(t, func(t *testing.T) contracttest.Harness[pgx.Tx] {
-		url := pgtest.URL(t)
-		return postgresHarness(t, url, url, nil)
+		return newContractTables(t, plain).harness(t)
 	}, 8, model.Options{Depth: 4, Sequences: 32, Length: 25})
 	require.NoError(t, err)
 	t.Logf("%d sequences, %d steps", explored.Sequences, explored.Steps)
