@@ -18,8 +18,13 @@ import (
 	_ "modernc.org/sqlite"
 )
 
-// fillFor is how long fill holds the write lock.
-const fillFor = 300 * time.Millisecond
+const (
+	// fillFor is how long fill holds the write lock.
+	fillFor = 300 * time.Millisecond
+
+	// openTimeout bounds the wait for the file's lock at the start. The harness waits a minute.
+	openTimeout = 20 * time.Second
+)
 
 func main() {
 	var err error
@@ -40,9 +45,17 @@ func open(file string) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = db.Exec(sqlstore.SQLiteSchema(nil) + strings.ReplaceAll(service.Tables, "{id}", "id INTEGER PRIMARY KEY AUTOINCREMENT"))
-	return db, err
+	// SQLite does not wait for its lock wherever that could be a deadlock, such as when two services switch a fresh file to
+	// write-ahead logging at once.
+	for deadline := time.Now().Add(openTimeout); ; time.Sleep(20 * time.Millisecond) {
+		_, err = db.Exec(sqlstore.SQLiteSchema(nil) + strings.ReplaceAll(service.Tables, "{id}", "id INTEGER PRIMARY KEY AUTOINCREMENT"))
+		if err == nil || !isLocked(err) || time.Now().After(deadline) {
+			return db, err
+		}
+	}
 }
+
+func isLocked(err error) bool { return strings.Contains(err.Error(), "database is locked") }
 
 func serve() error {
 	config, isService, err := service.FromEnvironment()
@@ -79,7 +92,7 @@ func serve() error {
 		},
 		Backends: func(context.Context, *sql.Tx) (told, server uint32) { return 0, 0 },
 		SQLState: func(err error) string {
-			if errors.Is(err, sqlstore.ErrBusy) || strings.Contains(err.Error(), "database is locked") {
+			if errors.Is(err, sqlstore.ErrBusy) || isLocked(err) {
 				return "busy"
 			}
 			return ""
