@@ -130,8 +130,9 @@ func refusal(status int, outcome Outcome, detail string) Answer {
 	return a
 }
 
+// replay returns the answer that r keeps. r is a copy, as the store has handed it out, and is used up.
 func replay(r *Record) Answer {
-	header := r.Response.Header.Clone()
+	header := r.Response.Header
 	if header == nil {
 		header = http.Header{}
 	}

@@ -20,7 +20,11 @@ import (
 // defaultOperation returns the method and the matched pattern, without the method that a pattern may itself begin with;
 // or the method and the escaped path, if no pattern matched. The host of a pattern stays: it is another route.
 func defaultOperation(r *http.Request) string {
-	route := r.Pattern
+	method, route, _ := strings.Cut(r.Pattern, " ")
+	if method == r.Method && route == strings.TrimLeft(route, " \t") && route != "" {
+		return r.Pattern // as it stands
+	}
+	route = r.Pattern
 	if route == "" {
 		route = r.URL.EscapedPath()
 	} else if end := strings.IndexAny(route, " \t"); end >= 0 {
@@ -54,21 +58,19 @@ func (b roomyBody) bytes() []byte {
 //	nothing, if the body is empty
 //
 // The JSON text is put together by hand, its keys in order: json.Marshal would copy and check the body twice more. The
-// object around a JSON body is one level of nesting, of the 10,000 that there may be.
+// object around a JSON body is one level of nesting, of the 10,000 that there may be. The body in it is checked with the
+// fingerprint.
 func defaultContent(r *http.Request, read roomyBody) (any, error) {
 	body := read.bytes()
 	text := []byte{'{'}
 	kind := mediaType(r.Header.Get("Content-Type"))
-	opaque := false
+	opaque, framed := false, false
 	switch {
 	case len(body) == 0: // whatever its type: proxies drop the type of an empty body
 	case isEncoded(r.Header): // compressed bytes are neither JSON nor a form
 		opaque = true
 	case kind == "application/json" || strings.HasSuffix(kind, "+json"):
-		// Checked alone first: text that closes the object around it must not pass for a body.
-		if !json.Valid(body) {
-			return nil, ErrNotPlainJSON
-		}
+		framed = true
 		copy(read.text, contentOpening)
 		text = append(read.text, ',')
 	case kind == "multipart/form-data":
@@ -99,7 +101,11 @@ func defaultContent(r *http.Request, read roomyBody) (any, error) {
 		text = hex.AppendEncode(text, sum[:])
 		text = append(text, '"')
 	}
-	return json.RawMessage(append(text, '}')), nil
+	text = append(text, '}')
+	if framed {
+		return framedJSON{text, len(contentOpening), len(contentOpening) + len(body)}, nil
+	}
+	return json.RawMessage(text), nil
 }
 
 // A formPart is one part of a multipart form. File names may be anything: bytes that are not UTF-8 become U+FFFD.

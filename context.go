@@ -4,30 +4,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"reflect"
 
 	"github.com/holdsend/holdsend-go/internal/bounds"
 )
 
-// attemptKey is the context key of the attemptState that Middleware puts there.
+// attemptKey is the key under which an attemptContext has itself as a value.
 type attemptKey struct{}
 
-// An attemptState is what a handler wrapped by Middleware may ask about its request, and tell.
-type attemptState struct {
+// An attemptContext is the context of a handler wrapped by Middleware: with what the handler may ask about its request,
+// and what it tells.
+type attemptContext struct {
+	context.Context
 	tx          any
 	txType      reflect.Type // Tx of the store, which for an interface is not the type of what tx holds
 	in          Incoming
 	resourceRef string
+	held        heldAnswer
 }
 
-func withAttempt[Tx any](ctx context.Context, tx Tx, in Incoming) (context.Context, *attemptState) {
-	state := &attemptState{tx: tx, txType: reflect.TypeFor[Tx](), in: in}
-	return context.WithValue(ctx, attemptKey{}, state), state
+func newAttemptContext[Tx any](ctx context.Context, tx Tx, in Incoming) *attemptContext {
+	return &attemptContext{
+		Context: ctx, tx: tx, txType: reflect.TypeFor[Tx](), in: in,
+		held: heldAnswer{header: http.Header{}},
+	}
 }
 
-func attemptFrom(ctx context.Context) *attemptState {
-	state, _ := ctx.Value(attemptKey{}).(*attemptState)
-	return state
+func (a *attemptContext) Value(key any) any {
+	if key == (attemptKey{}) {
+		return a
+	}
+	return a.Context.Value(key)
+}
+
+func attemptFrom(ctx context.Context) *attemptContext {
+	attempt, _ := ctx.Value(attemptKey{}).(*attemptContext)
+	return attempt
 }
 
 // TxFromContext returns the transaction that a handler wrapped by [Middleware] writes in. Tx is that of the store, such
@@ -37,13 +50,13 @@ func attemptFrom(ctx context.Context) *attemptState {
 // by), or the store has another kind of transaction.
 func TxFromContext[Tx any](ctx context.Context) (Tx, error) {
 	var none Tx
-	state := attemptFrom(ctx)
-	if state == nil {
+	attempt := attemptFrom(ctx)
+	if attempt == nil {
 		return none, errors.New("holdsend: no transaction in this context: use the context of a request that Middleware protects, which GET, HEAD, OPTIONS and TRACE are not")
 	}
-	tx, ok := state.tx.(Tx)
+	tx, ok := attempt.tx.(Tx)
 	if !ok {
-		return none, fmt.Errorf("holdsend: the transaction in this context is a %s, not a %s: ask for that of the store that Middleware was given", state.txType, reflect.TypeFor[Tx]())
+		return none, fmt.Errorf("holdsend: the transaction in this context is a %s, not a %s: ask for that of the store that Middleware was given", attempt.txType, reflect.TypeFor[Tx]())
 	}
 	return tx, nil
 }
@@ -51,11 +64,11 @@ func TxFromContext[Tx any](ctx context.Context) (Tx, error) {
 // IncomingFromContext returns what a create is told about its request, inside a handler wrapped by [Middleware]. Its Key
 // is empty if the request had none. It returns false if ctx is not that of a request that Middleware protects.
 func IncomingFromContext(ctx context.Context) (Incoming, bool) {
-	state := attemptFrom(ctx)
-	if state == nil {
+	attempt := attemptFrom(ctx)
+	if attempt == nil {
 		return Incoming{}, false
 	}
-	return state.in, true
+	return attempt.in, true
 }
 
 // SetResourceRef names what a handler wrapped by [Middleware] wrote, as Response.ResourceRef does for a create: at most
@@ -64,13 +77,13 @@ func IncomingFromContext(ctx context.Context) (Incoming, bool) {
 //
 // It is an error if ref is ill-formed, or if ctx is not that of a request that Middleware protects.
 func SetResourceRef(ctx context.Context, ref string) error {
-	state := attemptFrom(ctx)
-	if state == nil {
+	attempt := attemptFrom(ctx)
+	if attempt == nil {
 		return errors.New("holdsend: no record to name the resource of in this context: use the context of a request that Middleware protects, which GET, HEAD, OPTIONS and TRACE are not")
 	}
 	if err := bounds.Optional("the resource ref", ref); err != nil {
 		return err
 	}
-	state.resourceRef = ref
+	attempt.resourceRef = ref
 	return nil
 }

@@ -4,11 +4,11 @@ package holdsend
 // can be measured.
 func Canonical(text []byte) ([]byte, error) {
 	var c canonicalizer
-	return c.canonicalize(text, indexFirst)
+	return c.canonicalize(unframed(text), indexFirst)
 }
 
 // CanonicalPlainOrder is Canonical in the other reading of hs1.
 func CanonicalPlainOrder(text []byte) ([]byte, error) {
 	var c canonicalizer
-	return c.canonicalize(text, plainOrder)
+	return c.canonicalize(unframed(text), plainOrder)
 }

@@ -4,7 +4,8 @@ package holdsend
 // this process: the transaction is gone, the claim stays, and the attempt can no longer commit.
 func CrashMemoryAttempt(a Attempt[*MemoryTx]) {
 	attempt := a.(*memoryAttempt)
-	attempt.store.mu.Lock()
-	defer attempt.store.mu.Unlock()
-	attempt.store.letGo(attempt.record)
+	store := attempt.tx.store
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	store.letGo(attempt.record)
 }

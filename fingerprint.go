@@ -102,34 +102,45 @@ func isHash(s string) bool {
 	return true
 }
 
+// A framedJSON is JSON text of which text[from:to] is not yet checked. It must be one value: text that closes the frame
+// around it, and opens it again, is none. The frame is canonical; an object, or nothing.
+type framedJSON struct {
+	text     []byte
+	from, to int
+}
+
+func unframed(text []byte) framedJSON { return framedJSON{text, 0, len(text)} }
+
 // jsonText returns content as JSON text, not yet checked if it came as text.
-func jsonText(operation string, content any) ([]byte, error) {
+func jsonText(operation string, content any) (framedJSON, error) {
 	if err := bounds.Required("the operation", operation); err != nil {
-		return nil, err
+		return framedJSON{}, err
 	}
 	switch content := content.(type) {
 	case nil:
-		return nil, errContentNil
+		return framedJSON{}, errContentNil
+	case framedJSON:
+		return content, nil
 	case json.RawMessage:
-		return content, nil
+		return unframed(content), nil
 	case []byte:
-		return content, nil
+		return unframed(content), nil
 	}
 	text, err := json.Marshal(content)
 	if err != nil {
 		// Not err itself: a MarshalJSON method's error may quote what it was given.
-		return nil, fmt.Errorf("%w: json.Marshal refuses this %T", ErrNotPlainJSON, content)
+		return framedJSON{}, fmt.Errorf("%w: json.Marshal refuses this %T", ErrNotPlainJSON, content)
 	}
 	if string(text) == "null" { // a nil pointer or map
-		return nil, errContentNil
+		return framedJSON{}, errContentNil
 	}
-	return text, nil
+	return unframed(text), nil
 }
 
 // hashHS1 returns the SHA-256 of "<operation length>:<operation>|<canonical JSON>". The length is in UTF-16 code
 // units, which is what JavaScript counts; it keeps operation and content from running into each other. readingsDiffer
 // reports that the other reading may give another hash.
-func hashHS1(operation string, text []byte, order keyOrder) (sum [sha256.Size]byte, readingsDiffer bool, err error) {
+func hashHS1(operation string, text framedJSON, order keyOrder) (sum [sha256.Size]byte, readingsDiffer bool, err error) {
 	c := canonicalizers.Get().(*canonicalizer)
 	defer c.release()
 	canonical, err := c.canonicalize(text, order)
@@ -236,15 +247,22 @@ func (c *canonicalizer) release() {
 }
 
 // canonicalize returns the canonical form of text, which lies in text or in c: it is good until c is released.
-func (c *canonicalizer) canonicalize(text []byte, order keyOrder) ([]byte, error) {
-	c.text, c.order = text, order
+func (c *canonicalizer) canonicalize(content framedJSON, order keyOrder) ([]byte, error) {
+	c.text, c.pos, c.order = content.text, content.from, order
+	depth := min(content.from, 1)
 	c.skipSpace()
-	if err := c.value(0); err != nil {
+	if err := c.value(depth); err != nil {
 		return nil, err
 	}
 	end := c.place()
-	if c.pos = c.spaceEnd(); c.pos < len(c.text) {
+	if next := c.spaceEnd(); next != content.to {
+		c.pos = next
 		return nil, c.fail("something follows the value")
+	}
+	if content.to < len(c.text) {
+		c.skipSpace()
+		c.pos = len(c.text)
+		end = c.place()
 	}
 	if len(c.objects) == 0 {
 		return c.output(0, end), nil

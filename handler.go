@@ -97,11 +97,10 @@ func Handler[Tx any](store Store[Tx], owner OwnerFunc, create func(r *http.Reque
 	if create == nil {
 		panic("holdsend: Handler needs a create function")
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		l.serve(w, r, func(ctx context.Context, body []byte, tx Tx, in Incoming) (Response, error) {
-			return create(requestWithBody(ctx, r, body), tx, in)
-		})
-	})
+	l.create = func(ctx context.Context, r *http.Request, body []byte, tx Tx, in Incoming) (Response, error) {
+		return create(requestWithBody(ctx, r, body), tx, in)
+	}
+	return http.HandlerFunc(l.serve)
 }
 
 // Middleware returns middleware that protects handlers which write to an http.ResponseWriter, as [Handler] does for a
@@ -117,10 +116,21 @@ func Handler[Tx any](store Store[Tx], owner OwnerFunc, create func(r *http.Reque
 // anything that reads the body. A nil o is the zero MiddlewareOptions. Middleware panics if store or owner is nil or a
 // limit in o is negative, and what it returns panics if the handler is nil.
 func Middleware[Tx any](store Store[Tx], owner OwnerFunc, o *MiddlewareOptions) func(http.Handler) http.Handler {
-	l := newLayer("Middleware", store, owner, o)
+	shared := newLayer("Middleware", store, owner, o)
 	return func(next http.Handler) http.Handler {
 		if next == nil {
 			panic("holdsend: Middleware needs a handler to wrap")
+		}
+		l := *shared
+		l.create = func(ctx context.Context, r *http.Request, body []byte, tx Tx, in Incoming) (Response, error) {
+			a := newAttemptContext(ctx, tx, in)
+			next.ServeHTTP(&a.held, requestWithBody(a, r, body))
+			if err := ctx.Err(); err != nil && !a.held.wrote {
+				return Response{}, err
+			}
+			response := a.held.response()
+			response.ResourceRef = a.resourceRef
+			return response, nil
 		}
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch r.Method {
@@ -128,17 +138,7 @@ func Middleware[Tx any](store Store[Tx], owner OwnerFunc, o *MiddlewareOptions) 
 				next.ServeHTTP(w, r)
 				return
 			}
-			l.serve(w, r, func(ctx context.Context, body []byte, tx Tx, in Incoming) (Response, error) {
-				ctx, state := withAttempt(ctx, tx, in)
-				held := heldAnswer{header: http.Header{}}
-				next.ServeHTTP(&held, requestWithBody(ctx, r, body))
-				if err := ctx.Err(); err != nil && !held.wrote {
-					return Response{}, err
-				}
-				response := held.response()
-				response.ResourceRef = state.resourceRef
-				return response, nil
-			})
+			l.serve(w, r)
 		})
 	}
 }
@@ -148,6 +148,9 @@ type layer[Tx any] struct {
 	store   Store[Tx]
 	owner   OwnerFunc
 	options MiddlewareOptions // with its defaults filled in, but for Operation and Content
+
+	// create is CreateFunc, told the request and the body that was read.
+	create func(ctx context.Context, r *http.Request, body []byte, tx Tx, in Incoming) (Response, error)
 }
 
 func newLayer[Tx any](name string, store Store[Tx], owner OwnerFunc, o *MiddlewareOptions) *layer[Tx] {
@@ -175,11 +178,8 @@ func newLayer[Tx any](name string, store Store[Tx], owner OwnerFunc, o *Middlewa
 	return l
 }
 
-// A bodyCreate is create, told the body that was read.
-type bodyCreate[Tx any] func(ctx context.Context, body []byte, tx Tx, in Incoming) (Response, error)
-
 // serve answers one request. The owner is asked first: for a caller that nobody knows, nothing is read or looked up.
-func (l *layer[Tx]) serve(w http.ResponseWriter, r *http.Request, create bodyCreate[Tx]) {
+func (l *layer[Tx]) serve(w http.ResponseWriter, r *http.Request) {
 	owner, err := l.owner(r)
 	if err != nil || owner == "" {
 		problem(http.StatusUnauthorized, "unauthenticated", "The request must say who sends it, with credentials that are valid.").ServeHTTP(w, r)
@@ -197,7 +197,7 @@ func (l *layer[Tx]) serve(w http.ResponseWriter, r *http.Request, create bodyCre
 		l.refuseBody(w, r, err)
 		return
 	}
-	answer, err := l.handle(r, owner, operation, body, create)
+	answer, err := l.handle(r, owner, operation, body)
 	if err != nil {
 		l.options.OnError(w, r, err)
 		return
@@ -205,36 +205,26 @@ func (l *layer[Tx]) serve(w http.ResponseWriter, r *http.Request, create bodyCre
 	answer.ServeHTTP(w, r)
 }
 
-// handle hands the request to HandleIdempotent, and keeps a large body out of the record but not from the first caller.
-func (l *layer[Tx]) handle(r *http.Request, owner, operation string, read roomyBody, create bodyCreate[Tx]) (Answer, error) {
+// handle does what HandleIdempotent does, but keeps a large body out of the record.
+func (l *layer[Tx]) handle(r *http.Request, owner, operation string, read roomyBody) (Answer, error) {
 	content, err := l.content(r, read)
 	if err != nil {
 		return Answer{}, err
 	}
 	body := read.bytes()
-	var whole Response // the response whose body is not kept
-	answer, err := HandleIdempotent(r.Context(), l.store, Request{
-		Owner: owner, Operation: operation, Header: r.Header, Content: content,
-		RequireKey: l.options.RequireKey, Wait: l.options.Wait, CompletedTTL: l.options.CompletedTTL,
-		Observe: l.options.Observe,
-	}, func(ctx context.Context, tx Tx, in Incoming) (Response, error) {
-		response, err := create(ctx, body, tx, in)
-		if err != nil || int64(len(response.Body)) <= l.options.MaxResponseBytes {
-			return response, err
-		}
-		whole = response
-		response.Body = nil
-		response.Header = http.Header{}
-		for name, values := range whole.Header {
-			response.Header[name] = values
-		}
-		response.Header[headerBodyOmitted] = []string{"true"} // whatever create says
-		return response, nil
-	})
-	if whole.Body != nil && err == nil { // create ran in this call: its own answer goes out, not the record's
-		answer.Header, answer.Body = whole.Header, whole.Body
+	call := call[Tx]{
+		store: l.store,
+		req: Request{
+			Owner: owner, Operation: operation, Header: r.Header, Content: content,
+			RequireKey: l.options.RequireKey, Wait: l.options.Wait, CompletedTTL: l.options.CompletedTTL,
+			Observe: l.options.Observe,
+		},
+		create: func(ctx context.Context, tx Tx, in Incoming) (Response, error) {
+			return l.create(ctx, r, body, tx, in)
+		},
+		maxStored: l.options.MaxResponseBytes,
 	}
-	return answer, err
+	return call.answer(r.Context())
 }
 
 // content returns what makes this request the same as another.
@@ -309,13 +299,12 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, e
 
 // requestWithBody returns a copy of r on ctx, whose body is body from the start.
 func requestWithBody(ctx context.Context, r *http.Request, body []byte) *http.Request {
-	r = r.WithContext(ctx)
-	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
-	r.Body = http.NoBody
+	read := &readRequest{Request: *r.WithContext(ctx)}
+	read.ContentLength, read.TransferEncoding = int64(len(body)), nil
+	read.Request.Body = http.NoBody
 	if len(body) > 0 {
-		reader := &bodyReader{}
-		reader.Reset(body)
-		r.Body = reader
+		read.body.Reset(body)
+		read.Request.Body = &read.body
 	}
-	return r
+	return &read.Request
 }

@@ -73,6 +73,12 @@ func (h *heldAnswer) response() Response {
 	return Response{Status: h.status, Header: h.sent, Body: h.body}
 }
 
+// A readRequest is a request whose body was read before.
+type readRequest struct {
+	http.Request
+	body bodyReader
+}
+
 // A bodyReader is a request's body that was read before.
 type bodyReader struct{ bytes.Reader }
 

@@ -13,6 +13,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"time"
@@ -86,40 +88,46 @@ type Event struct {
 // error nothing is stored and the key is free. ErrorAnswer makes the answer to an error. If ctx ends while the request
 // waits for another attempt, the error is ctx's.
 func HandleIdempotent[Tx any](ctx context.Context, store Store[Tx], req Request, create CreateFunc[Tx]) (Answer, error) {
-	call := call[Tx]{store: store, req: req, create: create, event: Event{Operation: req.Operation}}
-	start := time.Now()
-	call.event.Err = errCreateExited // stands if create panics or ends its goroutine: nothing below then returns
-	defer func() {
-		if req.Observe != nil {
-			call.event.Duration = time.Since(start)
-			req.Observe(ctx, call.event)
-		}
-	}()
-
-	answer, err := call.handle(ctx)
-	call.event.Outcome, call.event.Err = answer.Outcome, call.warning
-	if err != nil {
-		call.event.Err = errors.Join(err, call.warning)
-		return Answer{}, err
-	}
-	return answer, nil
+	call := call[Tx]{store: store, req: req, create: create, maxStored: math.MaxInt64}
+	return call.answer(ctx)
 }
 
 // A call is one run of HandleIdempotent.
 type call[Tx any] struct {
-	store   Store[Tx]
-	req     Request
-	create  CreateFunc[Tx]
-	scope   Scope
-	in      Incoming
-	event   Event
-	warning error // a fault that the answer does not show
+	store     Store[Tx]
+	req       Request
+	create    CreateFunc[Tx]
+	maxStored int64 // how large a body may be to be kept in a record, in bytes
+	scope     Scope
+	in        Incoming
+	event     Event
+	warning   error // a fault that the answer does not show
 }
 
 var (
 	errCreateExited  = errors.New("holdsend: create panicked or ended its goroutine: rolled back")
 	errStoreContract = errors.New("holdsend: the store's Begin must return exactly one of attempt, record and error: run package contracttest on it")
 )
+
+// answer handles the request, and tells Observe how it ended.
+func (c *call[Tx]) answer(ctx context.Context) (Answer, error) {
+	if c.req.Observe != nil {
+		start := time.Now()
+		c.event.Operation = c.req.Operation
+		c.event.Err = errCreateExited // stands if create panics or ends its goroutine: nothing below then returns
+		defer func() {
+			c.event.Duration = time.Since(start)
+			c.req.Observe(ctx, c.event)
+		}()
+	}
+	answer, err := c.handle(ctx)
+	c.event.Outcome, c.event.Err = answer.Outcome, c.warning
+	if err != nil {
+		c.event.Err = errors.Join(err, c.warning)
+		return Answer{}, err
+	}
+	return answer, nil
+}
 
 // handle checks the request, in the order in which nothing is read or written for one that is malformed.
 func (c *call[Tx]) handle(ctx context.Context) (Answer, error) {
@@ -336,6 +344,11 @@ func (c *call[Tx]) run(ctx context.Context, attempt Attempt[Tx]) (Answer, error)
 
 	stored := response
 	stored.Header = storedHeader(response.Header)
+	if int64(len(response.Body)) > c.maxStored {
+		stored.Body, stored.Header = nil, http.Header{}
+		maps.Copy(stored.Header, storedHeader(response.Header))
+		stored.Header[headerBodyOmitted] = []string{"true"} // whatever create says
+	}
 	completeCtx, cancel := detached(ctx)
 	defer cancel()
 	wake = waitersOf(c.store).wakeAll
@@ -352,10 +365,11 @@ func (c *call[Tx]) run(ctx context.Context, attempt Attempt[Tx]) (Answer, error)
 
 // runUnkeyed runs create in a transaction with no record.
 func (c *call[Tx]) runUnkeyed(ctx context.Context) (Answer, error) {
+	create, in := c.create, c.in // not c itself, which would move to the heap for every request
 	var response Response
 	err := c.store.InTx(ctx, func(ctx context.Context, tx Tx) error {
 		var err error
-		if response, err = c.create(ctx, tx, c.in); err != nil {
+		if response, err = create(ctx, tx, in); err != nil {
 			return err
 		}
 		if err := checkResponse(response); err != nil {

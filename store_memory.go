@@ -86,10 +86,11 @@ func (s *MemoryStore) Waiters() *Waiters { return &s.waiters }
 
 // A memoryRecord is a record that stands, or stood, in a store. Its fields change only under the store's lock.
 type memoryRecord struct {
-	kept   Record        // Expired and Abandoned are left false: they are judged on the way out
-	number uint64        // of its claim, in the order in which claims were made
-	living bool          // its attempt may still commit
-	ended  chan struct{} // closed once its attempt no longer lives
+	kept        Record // Expired and Abandoned are left false: they are judged on the way out
+	completedAt time.Time
+	number      uint64        // of its claim, in the order in which claims were made
+	living      bool          // its attempt may still commit
+	ended       chan struct{} // closed once its attempt no longer lives; nil: nobody has asked for it
 
 	// ref is what its answer names, from when it is certain to be kept: what create wrote can be seen, and deleted,
 	// before the record is completed.
@@ -149,7 +150,6 @@ func (s *MemoryStore) Begin(ctx context.Context, c Claim) (Attempt[*MemoryTx], *
 	if err := checkScope(c.Scope); err != nil {
 		return nil, nil, err
 	}
-	id := rand.Text() // 128 random bits
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,16 +166,15 @@ func (s *MemoryStore) Begin(ctx context.Context, c Claim) (Attempt[*MemoryTx], *
 			Scope:       c.Scope,
 			State:       StateClaimed,
 			Fingerprint: c.Fingerprint,
-			ClaimID:     id,
+			ClaimID:     rand.Text(), // 128 random bits
 			ClaimedAt:   now,
 		},
 		number: s.claims,
 		living: true,
-		ended:  make(chan struct{}),
 	}
 	s.records[c.Scope] = r
 	s.peak = max(s.peak, len(s.records))
-	return &memoryAttempt{store: s, record: r, tx: &MemoryTx{store: s}}, nil, nil
+	return &memoryAttempt{record: r, tx: MemoryTx{store: s}}, nil, nil
 }
 
 func checkScope(s Scope) error {
@@ -264,10 +263,10 @@ func (s *MemoryStore) unindex(r *memoryRecord) {
 
 // letGo marks the attempt of r as one that can no longer commit.
 func (s *MemoryStore) letGo(r *memoryRecord) {
-	if r.living {
-		r.living = false
+	if r.living && r.ended != nil {
 		close(r.ended)
 	}
+	r.living = false
 }
 
 // shrink makes the maps anew once most of what they held is gone: a map keeps its room when keys are deleted. It copies
@@ -423,6 +422,9 @@ func (s *MemoryStore) ForgetOwner(ctx context.Context, owner string) (int64, err
 		switch {
 		case r.kept.Scope.Owner != owner || r.number > last: // another's, or younger than this call
 		case r.living:
+			if r.ended == nil {
+				r.ended = make(chan struct{})
+			}
 			living = append(living, r)
 		default:
 			s.remove(r)
@@ -470,14 +472,13 @@ func (s *MemoryStore) PurgeExpired(ctx context.Context) (Purged, error) {
 
 // A memoryAttempt holds a claim of a MemoryStore.
 type memoryAttempt struct {
-	store    *MemoryStore
 	record   *memoryRecord
-	tx       *MemoryTx
+	tx       MemoryTx
 	finished bool // the key is no longer this attempt's to free
 }
 
 // Tx implements [Attempt].
-func (a *memoryAttempt) Tx() *MemoryTx { return a.tx }
+func (a *memoryAttempt) Tx() *MemoryTx { return &a.tx }
 
 var errAttemptEnded = errors.New("holdsend: this attempt has ended: Complete may be called once, and not after Abort")
 
@@ -498,7 +499,7 @@ func (a *memoryAttempt) Complete(ctx context.Context, c Completion) error {
 	}
 	response := copyResponse(c.Response) // before the functions run: they are the caller's
 
-	s := a.store
+	s := a.tx.store
 	s.mu.Lock()
 	if !s.stands(a.record) || !a.record.living {
 		a.finished = true
@@ -524,11 +525,11 @@ func (a *memoryAttempt) Complete(ctx context.Context, c Completion) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.finished = true
-	now := s.now()
+	a.record.completedAt = s.now()
 	kept := &a.record.kept
-	kept.State, kept.CompletedAt, kept.Response = StateCompleted, &now, response
+	kept.State, kept.CompletedAt, kept.Response = StateCompleted, &a.record.completedAt, response
 	if c.TTL > 0 {
-		kept.ExpiresAt = new(now.Add(c.TTL))
+		kept.ExpiresAt = new(kept.CompletedAt.Add(c.TTL))
 	}
 	s.letGo(a.record)
 	s.entomb(tombstones)
@@ -547,7 +548,7 @@ func (a *memoryAttempt) Abort(context.Context) error {
 
 // free takes the claim away, if it is still this attempt's.
 func (a *memoryAttempt) free() {
-	s := a.store
+	s := a.tx.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a.finished {

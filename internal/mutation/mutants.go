@@ -346,12 +346,15 @@ var mutants = []mutant{
 	// The HTTP layer.
 	{
 		"HTTP: answer before commit", "no answer leaves before its transaction committed",
-		[]edit{{"handler.go", "next.ServeHTTP(&held, requestWithBody(ctx, r, body))", "next.ServeHTTP(w, requestWithBody(ctx, r, body))"}},
+		[]edit{
+			{"handler.go", "\t\t\tl.serve(w, r)\n", "\t\t\tl.serve(w, r.WithContext(context.WithValue(r.Context(), \"w\", w)))\n"},
+			{"handler.go", "next.ServeHTTP(&a.held, ", "next.ServeHTTP(ctx.Value(\"w\").(http.ResponseWriter), "},
+		},
 		root("^TestMiddleware"),
 	},
 	{
 		"HTTP: large answer rolled back", "a create never runs again because its answer was large",
-		[]edit{{"handler.go", "\t\tresponse.Body = nil\n", "\t\tresponse.Body, response.Status = nil, http.StatusInternalServerError\n"}},
+		[]edit{{protocol, "if !isStoredStatus(response.Status) {\n\t\tanswer", "if !isStoredStatus(response.Status) || int64(len(response.Body)) > c.maxStored {\n\t\tanswer"}},
 		root("^TestLayerLargeAnswers$"),
 	},
 	{
