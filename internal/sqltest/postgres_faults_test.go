@@ -210,12 +210,16 @@ func TestPostgresRestartsAtTheCommit(t *testing.T) {
 			restarted := make(chan struct{})
 			go func() {
 				defer close(restarted)
-				<-fault.Done()
+				select {
+				case <-fault.Done():
+				case <-fault.Ended(): // and did not happen, which is seen below
+				}
 				cluster.Stop(t, "immediate")
 				cluster.Start(t)
 			}()
 			answer, err := b.send(key, insertNote)
 			<-restarted
+			require.True(t, fault.Happened())
 			// Asked through the pool of the store: the connections of aside are dead.
 			if stored {
 				require.NoError(t, err)
