@@ -37,6 +37,7 @@ const (
 	fullPool            = "every connection of the pool taken for 0.3 s"
 	restartPgBouncer    = "PgBouncer killed and started"
 	busyWriter          = "another writer holds SQLite's lock for 0.3 s"
+	fullDisk            = "the disk takes no more of SQLite's writes for 0.3 s"
 	purgeRecords        = "PurgeExpired meanwhile"
 	forgetOwner         = "ForgetOwner meanwhile"
 	deleteResource      = "delete with tombstone meanwhile"
@@ -89,8 +90,9 @@ func strikeFor(fault string) (strike, bool) {
 		}, before: true},
 
 		readOnlyDatabase: {do: (*target).readOnlyDatabase, alone: true, before: true},
-		fullPool:         {do: (*target).fill, before: true},
-		busyWriter:       {do: (*target).fill, before: true},
+		fullPool:         {do: func(t *target) error { return t.fill(service.Fill) }, before: true},
+		busyWriter:       {do: func(t *target) error { return t.fill(service.Fill) }, before: true},
+		fullDisk:         {do: func(t *target) error { return t.fill(service.FillDisk) }, before: true},
 		purgeRecords:     {do: (*target).purge},
 		forgetOwner:      {do: (*target).forget},
 		deleteResource:   {do: (*target).deleteResource},
@@ -409,8 +411,8 @@ func (t *target) readOnlyDatabase() error {
 	return set("ALTER SYSTEM RESET default_transaction_read_only")
 }
 
-func (t *target) fill() error {
-	t.process.send(service.Message{Kind: service.Fill})
+func (t *target) fill(what string) error {
+	t.process.send(service.Message{Kind: what})
 	time.Sleep(20 * time.Millisecond)
 	return nil
 }

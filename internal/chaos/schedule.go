@@ -121,7 +121,7 @@ func plans(long bool) []plan {
 		}},
 		{world: worldSQLite, rounds: 4, items: 1500, aims: []aim{
 			{killService, everyStep, 25, 6}, {killService, anyTime, 30, 1}, {stopService, everyStep, 5, 2},
-			{clientLeaves, everyStep, 10, 3}, {busyWriter, everyStep, 10, 2},
+			{clientLeaves, everyStep, 10, 3}, {busyWriter, everyStep, 10, 2}, {fullDisk, everyStep, 10, 3},
 			{service.MakeError, inCreate, 20, 1}, {service.MakePanic, inCreate, 20, 1}, {service.MakeUnavailable, inCreate, 20, 1},
 			{forgetOwner, inAttempt, 5, 1}, {purgeRecords, inAttempt, 5, 1}, {deleteResource, aroundIt, 10, 1},
 		}},

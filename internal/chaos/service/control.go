@@ -28,7 +28,10 @@ const (
 	Made    = "made"    // to the harness: create has made the fault that the request asked for; Text says what came of it
 	Failed  = "failed"  // to the harness: a request ended with an error; Text is its SQLSTATE or its kind
 	Go      = "go"      // to the service: the fault has struck
-	Fill    = "fill"    // to the service: take every connection of the pool, and the write lock where there is one, for a moment
+
+	// To the service: be full for a moment.
+	Fill     = "fill"      // every connection of the pool is taken, and the write lock where there is one
+	FillDisk = "fill disk" // the disk takes no more of what the service writes
 )
 
 // control is the service's end of the connection.
@@ -39,7 +42,7 @@ type control struct {
 }
 
 // connect dials the harness. When the harness is gone, so is this process.
-func connect(address string, fill func()) (*control, error) {
+func connect(address string, fill map[string]func()) (*control, error) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		return nil, err
@@ -49,7 +52,7 @@ func connect(address string, fill func()) (*control, error) {
 	return c, nil
 }
 
-func (c *control) listen(in io.Reader, fill func()) {
+func (c *control) listen(in io.Reader, fill map[string]func()) {
 	for decoder := json.NewDecoder(in); ; {
 		var m Message
 		if err := decoder.Decode(&m); err != nil {
@@ -63,8 +66,8 @@ func (c *control) listen(in io.Reader, fill func()) {
 				delete(c.waiting, m.Fault)
 			}
 			c.mu.Unlock()
-		case Fill:
-			go fill()
+		case Fill, FillDisk:
+			go fill[m.Kind]()
 		}
 	}
 }

@@ -83,6 +83,7 @@ type Database[Tx any] struct {
 	Backends func(ctx context.Context, tx Tx) (told, server uint32)
 	SQLState func(error) string // empty: not an error of the database's
 	Fill     func()             // takes all connections for a moment
+	FillDisk func()             // fills the disk for a moment; nil: never asked to
 	// Make has the faults that a create makes itself. Each returns what came of it, from the database.
 	Make map[string]func(ctx context.Context, tx Tx) error
 }
@@ -93,7 +94,7 @@ func Run[Tx any](config Config, db Database[Tx]) error {
 	if err != nil {
 		return err
 	}
-	control, err := connect(config.Control, db.Fill)
+	control, err := connect(config.Control, map[string]func(){Fill: db.Fill, FillDisk: db.FillDisk})
 	if err != nil {
 		return err
 	}

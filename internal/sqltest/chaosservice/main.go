@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/holdsend/holdsend-go/internal/chaos/service"
@@ -19,7 +21,7 @@ import (
 )
 
 const (
-	// fillFor is how long fill holds the write lock.
+	// fillFor is how long fill holds the write lock, and fillDisk the disk.
 	fillFor = 300 * time.Millisecond
 
 	// openTimeout bounds the wait for the file's lock at the start. The harness waits a minute.
@@ -95,9 +97,13 @@ func serve() error {
 			if errors.Is(err, sqlstore.ErrBusy) || isLocked(err) {
 				return "busy"
 			}
+			if strings.Contains(err.Error(), "disk") { // is full, or I/O error
+				return "disk"
+			}
 			return ""
 		},
-		Fill: func() { fill(db) },
+		Fill:     func() { fill(db) },
+		FillDisk: fillDisk,
 	})
 }
 
@@ -115,6 +121,25 @@ func fill(db *sql.DB) {
 	}
 	time.Sleep(fillFor)
 	_, _ = conn.ExecContext(context.Background(), "ROLLBACK")
+}
+
+// fillDisk makes every write to a file fail in the system's call, by a limit on the size of what this process writes.
+func fillDisk() {
+	signal.Ignore(syscall.SIGXFSZ) // which would end the process
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		panic(err)
+	}
+	full := limit
+	full.Cur = 1
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
+		panic(err)
+	}
+	time.Sleep(fillFor)
+	limit.Cur = limit.Max // another fillDisk may have begun meanwhile
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		panic(err)
+	}
 }
 
 func dump(file string) error {
