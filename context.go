@@ -21,6 +21,7 @@ type attemptContext struct {
 	txType      reflect.Type // Tx of the store, which for an interface is not the type of what tx holds
 	in          Incoming
 	resourceRef string
+	request     readRequest
 	held        heldAnswer
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/holdsend/holdsend-go/internal/bounds"
@@ -124,7 +123,7 @@ func Middleware[Tx any](store Store[Tx], owner OwnerFunc, o *MiddlewareOptions) 
 		l := *shared
 		l.create = func(ctx context.Context, r *http.Request, body []byte, tx Tx, in Incoming) (Response, error) {
 			a := newAttemptContext(ctx, tx, in)
-			next.ServeHTTP(&a.held, requestWithBody(a, r, body))
+			next.ServeHTTP(&a.held, a.request.fill(a, r, body))
 			if err := ctx.Err(); err != nil && !a.held.wrote {
 				return Response{}, err
 			}
@@ -269,7 +268,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, e
 	if r.ContentLength > limit {
 		return roomyBody{}, &http.MaxBytesError{Limit: limit}
 	}
-	around := len(contentOpening) + len(r.URL.Path) + len(r.URL.RawQuery) + roomForNames
+	room := len(r.URL.Path) + len(r.URL.RawQuery) + roomForNames
 	reader, declared := io.Reader(r.Body), r.ContentLength
 	first := int64(512) // as io.ReadAll starts
 	if declared < 0 {
@@ -277,9 +276,9 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, e
 	} else {
 		first = min(declared, firstRead) + 1 // one more than there is, to see the end without growing
 	}
-	text := make([]byte, len(contentOpening), around+int(first))
+	text := make([]byte, len(contentOpening), len(contentOpening)+int(first)+room)
 	for {
-		n, err := reader.Read(text[len(text):cap(text)])
+		n, err := reader.Read(text[len(text) : cap(text)-room])
 		text = text[:len(text)+n]
 		switch size := int64(len(text) - len(contentOpening)); {
 		case size > limit: // of a request that net/http's server did not make
@@ -290,21 +289,18 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, e
 			return roomyBody{text}, nil
 		case err != nil:
 			return roomyBody{}, err
-		case len(text) == cap(text):
+		case len(text) == cap(text)-room:
 			// Twice as much, or what is left if that is less: a client gets memory for what it sent, not for what it says.
-			text = slices.Grow(text, int(max(1, min(declared-size+1, size))))
+			more := size
+			if declared >= size {
+				more = min(size, declared-size+1)
+			}
+			text = append(make([]byte, 0, cap(text)+int(more)), text...)
 		}
 	}
 }
 
 // requestWithBody returns a copy of r on ctx, whose body is body from the start.
 func requestWithBody(ctx context.Context, r *http.Request, body []byte) *http.Request {
-	read := &readRequest{Request: *r.WithContext(ctx)}
-	read.ContentLength, read.TransferEncoding = int64(len(body)), nil
-	read.Request.Body = http.NoBody
-	if len(body) > 0 {
-		read.body.Reset(body)
-		read.Request.Body = &read.body
-	}
-	return &read.Request
+	return new(readRequest).fill(ctx, r, body)
 }

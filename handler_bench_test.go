@@ -22,6 +22,8 @@ const benchmarkAnswer = `{"id":"9b0c","text":"a note"}`
 // benchmarkBody is a JSON body of 200 bytes.
 var benchmarkBody = []byte(`{"text":"` + strings.Repeat("x", 157) + `","place":{"lat":52.5,"lon":13.4}}`)
 
+var notesURL = &url.URL{Path: "/notes"}
+
 // A discard is the least that an http.ResponseWriter can be.
 type discard struct{ header http.Header }
 
@@ -38,26 +40,26 @@ func bareNote(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, benchmarkAnswer)
 }
 
-func BenchmarkHandler(b *testing.B) {
-	benchmarkLayer(b, func(store *holdsend.MemoryStore) http.Handler {
-		return holdsend.Handler(store, ownerAda, func(r *http.Request, tx *holdsend.MemoryTx, in holdsend.Incoming) (holdsend.Response, error) {
-			if _, err := io.Copy(io.Discard, r.Body); err != nil {
-				return holdsend.Response{}, err
-			}
-			return holdsend.Response{
-				Status: http.StatusCreated,
-				Header: http.Header{"Content-Type": {"application/json"}},
-				Body:   []byte(benchmarkAnswer),
-			}, nil
-		}, nil)
-	})
+// byHandler and byMiddleware protect bareNote.
+func byHandler(store *holdsend.MemoryStore) http.Handler {
+	return holdsend.Handler(store, ownerAda, func(r *http.Request, tx *holdsend.MemoryTx, in holdsend.Incoming) (holdsend.Response, error) {
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			return holdsend.Response{}, err
+		}
+		return holdsend.Response{
+			Status: http.StatusCreated,
+			Header: http.Header{"Content-Type": {"application/json"}},
+			Body:   []byte(benchmarkAnswer),
+		}, nil
+	}, nil)
 }
 
-func BenchmarkMiddleware(b *testing.B) {
-	benchmarkLayer(b, func(store *holdsend.MemoryStore) http.Handler {
-		return holdsend.Middleware(store, ownerAda, nil)(http.HandlerFunc(bareNote))
-	})
+func byMiddleware(store *holdsend.MemoryStore) http.Handler {
+	return holdsend.Middleware(store, ownerAda, nil)(http.HandlerFunc(bareNote))
 }
+
+func BenchmarkHandler(b *testing.B)    { benchmarkLayer(b, byHandler) }
+func BenchmarkMiddleware(b *testing.B) { benchmarkLayer(b, byMiddleware) }
 
 func benchmarkLayer(b *testing.B, protect func(*holdsend.MemoryStore) http.Handler) {
 	if len(benchmarkBody) != 200 {
@@ -86,22 +88,24 @@ func benchmarkLayer(b *testing.B, protect func(*holdsend.MemoryStore) http.Handl
 
 // benchmarkRequests sends n requests and returns the time and the allocations that they took.
 func benchmarkRequests(n int, key func(i int) string, handler func(i int) http.Handler) (time.Duration, float64) {
-	target := &url.URL{Path: "/notes"}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	start := time.Now()
 	for i := range n {
-		r := &http.Request{
-			Method: http.MethodPost, URL: target, Pattern: "POST /notes",
-			Header:        http.Header{"Content-Type": {"application/json"}, "Idempotency-Key": {key(i)}},
-			ContentLength: int64(len(benchmarkBody)),
-			Body:          io.NopCloser(bytes.NewReader(benchmarkBody)),
-		}
-		handler(i).ServeHTTP(&discard{http.Header{}}, r)
+		handler(i).ServeHTTP(&discard{http.Header{}}, benchmarkRequest(key(i), benchmarkBody))
 	}
 	took := time.Since(start)
 	runtime.ReadMemStats(&after)
 	return took, float64(after.Mallocs - before.Mallocs)
+}
+
+func benchmarkRequest(key string, body []byte) *http.Request {
+	return &http.Request{
+		Method: http.MethodPost, URL: notesURL, Pattern: "POST /notes",
+		Header:        http.Header{"Content-Type": {"application/json"}, "Idempotency-Key": {key}},
+		ContentLength: int64(len(body)),
+		Body:          io.NopCloser(bytes.NewReader(body)),
+	}
 }
 
 func ownerAda(*http.Request) (string, error) { return "ada", nil }

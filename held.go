@@ -2,6 +2,7 @@ package holdsend
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"strings"
 )
@@ -77,6 +78,18 @@ func (h *heldAnswer) response() Response {
 type readRequest struct {
 	http.Request
 	body bodyReader
+}
+
+// fill makes q a copy of r on ctx, whose body is body from the start.
+func (q *readRequest) fill(ctx context.Context, r *http.Request, body []byte) *http.Request {
+	q.Request = *r.WithContext(ctx)
+	q.ContentLength, q.TransferEncoding = int64(len(body)), nil
+	q.Request.Body = http.NoBody
+	if len(body) > 0 {
+		q.body.Reset(body)
+		q.Request.Body = &q.body
+	}
+	return &q.Request
 }
 
 // A bodyReader is a request's body that was read before.
