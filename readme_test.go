@@ -408,14 +408,15 @@ func shownModule(t *testing.T, from string, files map[string]string) string {
 	return directory
 }
 
-// goInModule runs a go command. It adds what go.mod lacks by itself, and finds it in the module cache.
+// goInModule runs a go command, without C, as .ci/run builds what the command needs. It adds what go.mod lacks by itself,
+// and finds it in the module cache.
 func goInModule(t *testing.T, directory, databaseURL string, arguments ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), documentPatience)
 	defer cancel()
 	command := exec.CommandContext(ctx, "go", arguments...)
 	command.Dir = directory
-	command.Env = environmentWith("GOFLAGS=-mod=mod", "TEST_DATABASE_URL="+databaseURL)
+	command.Env = environmentWith("GOFLAGS=-mod=mod", "CGO_ENABLED=0", "TEST_DATABASE_URL="+databaseURL)
 	output, err := command.CombinedOutput()
 	require.NoError(t, err, "go %s:\n%s", strings.Join(arguments, " "), output)
 }

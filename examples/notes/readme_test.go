@@ -48,17 +48,20 @@ func TestReadme(t *testing.T) {
 	})
 }
 
-// startLine runs a start command in the root of the repository. All that it adds is a free port, since the one that the
-// README uses may be taken, and a file in a directory of its own.
+// startLine runs a start command in the root of the repository, as on a machine without a C compiler. All that it adds is a
+// free port, since the one that the README uses may be taken, and a file in a directory of its own.
 func startLine(t *testing.T, line string) *shown.Process {
 	t.Helper()
 	// What go run has to compile first takes minutes on a slow machine, and is no part of what the test waits for.
-	if output, err := exec.Command("go", "build", "-o", os.DevNull, ".").CombinedOutput(); err != nil {
+	environment := shown.Environment("CGO_ENABLED=0")
+	build := exec.Command("go", "build", "-o", os.DevNull, ".")
+	build.Env = environment
+	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, output)
 	}
 	command := exec.Command("sh", "-c", line+" -addr 127.0.0.1:0 -db '"+filepath.Join(t.TempDir(), "notes.db")+"'")
 	command.Dir = filepath.Join("..", "..")
-	command.Env = shown.Environment()
+	command.Env = environment
 	return shown.Start(t, command)
 }
 
