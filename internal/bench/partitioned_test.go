@@ -22,8 +22,9 @@ import (
 // The contract on a table made by the recipe, under the level at which a claim is found by its row alone, which is unique
 // in its partition only. (The levels below find it by its scope, as in a plain table.)
 func TestPartitionedTableKeepsTheContract(t *testing.T) {
-	t.Parallel()
-	contracttest.Run(t, partitionedHarness)
+	lend := pgtest.Lend(func() *partitionedTables { return newPartitionedTables(t) },
+		func(t testing.TB, p *partitionedTables) { pgtest.Empty(t, p.aside, "holdsend_records, writes, holds") })
+	contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] { return lend(t).harness(t) })
 }
 
 // The recipe has the columns of schema.sql, and PostgresSchema gives it the same indexes.
@@ -72,7 +73,14 @@ func TestPartitionsAreUsed(t *testing.T) {
 	require.Greater(t, pgtest.Value[int](t, pool, "SELECT count(DISTINCT tableoid) FROM holdsend_records"), 8)
 }
 
-func partitionedHarness(t *testing.T) contracttest.Harness[pgx.Tx] {
+// partitionedTables are the tables that a case of the contract needs, and the pools on them. Cases use them one after the
+// other.
+type partitionedTables struct {
+	url         string
+	aside, pool *pgxpool.Pool
+}
+
+func newPartitionedTables(t *testing.T) *partitionedTables {
 	url := pgtest.URL(t)
 	aside := pgtest.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 3 })
 	pgtest.Exec(t, aside, partitionedSQL+holdsend.PostgresSchema(nil))
@@ -85,8 +93,13 @@ func partitionedHarness(t *testing.T) contracttest.Harness[pgx.Tx] {
 		CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON holds DEFERRABLE INITIALLY DEFERRED
 			FOR EACH ROW EXECUTE FUNCTION wait()`)
 	pool := pgtest.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 8 })
+	return &partitionedTables{url: url, aside: aside, pool: pool}
+}
+
+// harness is for one case: its store is new.
+func (p *partitionedTables) harness(t *testing.T) contracttest.Harness[pgx.Tx] {
 	const stale = 300 * time.Millisecond
-	store, err := holdsend.NewPostgresStore(pool, &holdsend.PostgresOptions{
+	store, err := holdsend.NewPostgresStore(p.pool, &holdsend.PostgresOptions{
 		TakeOverAfter: 100 * time.Millisecond, StaleClaim: stale, TxOptions: pgx.TxOptions{IsoLevel: pgx.Serializable},
 	})
 	require.NoError(t, err)
@@ -98,11 +111,11 @@ func partitionedHarness(t *testing.T) contracttest.Harness[pgx.Tx] {
 			return err
 		},
 		Count: func(ctx context.Context, name string) (n int, err error) {
-			err = aside.QueryRow(ctx, "SELECT count(*) FROM writes WHERE name = $1", name).Scan(&n)
+			err = p.aside.QueryRow(ctx, "SELECT count(*) FROM writes WHERE name = $1", name).Scan(&n)
 			return n, err
 		},
-		Crash:      func(ctx context.Context, a holdsend.Attempt[pgx.Tx]) error { return crash(ctx, aside, a) },
-		HoldCommit: func(ctx context.Context, tx pgx.Tx) (func(), error) { return holdCommit(ctx, t, url, tx) },
+		Crash:      func(ctx context.Context, a holdsend.Attempt[pgx.Tx]) error { return crash(ctx, p.aside, a) },
+		HoldCommit: func(ctx context.Context, tx pgx.Tx) (func(), error) { return holdCommit(ctx, t, p.url, tx) },
 	}
 }
 

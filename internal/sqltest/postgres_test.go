@@ -47,34 +47,45 @@ func newPostgres(t testing.TB, driver string, o *sqlstore.Options, storeURL func
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 	db.SetMaxOpenConns(8)
+	db.SetMaxIdleConns(8) // a new connection costs more than most tests
 	store, err := sqlstore.NewPostgres(db, o)
 	require.NoError(t, err)
 	return store, db, url
 }
 
 func TestPostgresKeepsTheContract(t *testing.T) {
-	t.Parallel()
-	eachPostgres(t, func(t *testing.T, driver string) {
-		contracttest.Run(t, func(t *testing.T) contracttest.Harness[*sql.Tx] {
-			return postgresHarness(t, driver, sql.TxOptions{}, nil)
-		})
-	})
+	for name, driver := range postgresDrivers {
+		t.Run(name, func(t *testing.T) { keepsTheContract(t, driver, sql.TxOptions{}, nil) })
+	}
 }
 
 // Serializable by the store's options; repeatable read by the database's default, at which the library's own statements
 // must not run.
 func TestPostgresKeepsTheContractUnderOtherLevels(t *testing.T) {
-	t.Parallel()
-	contracttest.Run(t, func(t *testing.T) contracttest.Harness[*sql.Tx] {
-		return postgresHarness(t, "pgx", sql.TxOptions{Isolation: sql.LevelSerializable}, func(url string) string {
-			return pgtest.With(t, url, "default_transaction_isolation", "repeatable read")
-		})
+	keepsTheContract(t, "pgx", sql.TxOptions{Isolation: sql.LevelSerializable}, func(url string) string {
+		return pgtest.With(t, url, "default_transaction_isolation", "repeatable read")
 	})
 }
 
-func postgresHarness(t *testing.T, driver string, options sql.TxOptions, storeURL func(string) string) contracttest.Harness[*sql.Tx] {
+// keepsTheContract runs the contract's cases, which use tables and connections one after the other. Tests of whole contracts
+// are not parallel with each other: the cases that run at once have many connections.
+func keepsTheContract(t *testing.T, driver string, options sql.TxOptions, storeURL func(string) string) {
+	lend := pgtest.Lend(func() *contractTables { return newContractTables(t, driver, options, storeURL) },
+		func(t testing.TB, c *contractTables) { pgtest.Empty(t, c.aside, "holdsend_records, writes, holds") })
+	contracttest.Run(t, func(t *testing.T) contracttest.Harness[*sql.Tx] { return lend(t).harness(t) })
+}
+
+// contractTables are the tables that a case needs, and the pools on them.
+type contractTables struct {
+	url   string
+	o     *sqlstore.Options
+	db    *sql.DB
+	aside *pgxpool.Pool
+}
+
+func newContractTables(t *testing.T, driver string, options sql.TxOptions, storeURL func(string) string) *contractTables {
 	o := &sqlstore.Options{TakeOverAfter: 100 * time.Millisecond, StaleClaim: 300 * time.Millisecond, TxOptions: options}
-	store, _, url := newPostgres(t, driver, o, storeURL)
+	_, db, url := newPostgres(t, driver, o, storeURL)
 	aside := pgtest.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 3 })
 	// A commit that has begun waits in the trigger, for whoever holds the lock named in the row.
 	pgtest.Exec(t, aside, `
@@ -83,19 +94,26 @@ func postgresHarness(t *testing.T, driver string, options sql.TxOptions, storeUR
 			BEGIN PERFORM pg_advisory_xact_lock(NEW.lock); RETURN NULL; END $$;
 		CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON holds DEFERRABLE INITIALLY DEFERRED
 			FOR EACH ROW EXECUTE FUNCTION wait()`)
+	return &contractTables{url: url, o: o, db: db, aside: aside}
+}
+
+// harness is for one case: its store is new.
+func (c *contractTables) harness(t *testing.T) contracttest.Harness[*sql.Tx] {
+	store, err := sqlstore.NewPostgres(c.db, c.o)
+	require.NoError(t, err)
 	return contracttest.Harness[*sql.Tx]{
 		Store:      store,
-		StaleClaim: o.StaleClaim,
+		StaleClaim: c.o.StaleClaim,
 		Write: func(ctx context.Context, tx *sql.Tx, name string) error {
 			_, err := tx.ExecContext(ctx, "INSERT INTO writes VALUES ($1)", name)
 			return err
 		},
 		Count: func(ctx context.Context, name string) (n int, err error) {
-			err = aside.QueryRow(ctx, "SELECT count(*) FROM writes WHERE name = $1", name).Scan(&n)
+			err = c.aside.QueryRow(ctx, "SELECT count(*) FROM writes WHERE name = $1", name).Scan(&n)
 			return n, err
 		},
-		Crash:      func(ctx context.Context, a holdsend.Attempt[*sql.Tx]) error { return crash(ctx, aside, a) },
-		HoldCommit: func(ctx context.Context, tx *sql.Tx) (func(), error) { return holdCommit(ctx, t, url, tx) },
+		Crash:      func(ctx context.Context, a holdsend.Attempt[*sql.Tx]) error { return crash(ctx, c.aside, a) },
+		HoldCommit: func(ctx context.Context, tx *sql.Tx) (func(), error) { return holdCommit(ctx, t, c.url, tx) },
 	}
 }
 
