@@ -84,6 +84,18 @@ func (b *bed) notes() int {
 	return pgtest.Value[int](b.T, b.aside, "SELECT count(*) FROM writes")
 }
 
+// roundTrips counts those since the proxy's reset, without the ping that pgx sends on a connection that was idle for a second,
+// as one is where the machine is busy.
+func (b *bed) roundTrips() int {
+	trips := b.proxy.RoundTrips()
+	for _, batch := range b.proxy.Batches() {
+		if batch.Contains("-- ping") {
+			trips--
+		}
+	}
+	return trips
+}
+
 func (b *bed) requireFree(key string) {
 	b.Helper()
 	_, err := b.store.Find(context.Background(), holdsend.Scope{Owner: "owner-1", Operation: "note.create", Key: key})
@@ -359,7 +371,7 @@ func TestPostgresRoundTrips(t *testing.T) {
 			answer, err := b.send(key, insertNote)
 			require.NoError(t, err)
 			require.Equal(t, want, answer.Outcome)
-			return b.proxy.RoundTrips()
+			return b.roundTrips()
 		}
 		create, replay := 6, 1
 		if driver == "postgres" { // it prepares each statement with parameters anew: claim, lock and completion
@@ -631,7 +643,7 @@ func TestPostgresDamagedRecord(t *testing.T) {
 			b.proxy.Reset()
 			answer, err = b.send(key, insertNote)
 			require.Error(t, err, "replayed %d after %s", answer.Status, damage)
-			require.Equal(t, replay, b.proxy.RoundTrips())
+			require.Equal(t, replay, b.roundTrips())
 			require.Equal(t, before, backend())
 		}
 		require.Equal(t, 1, b.notes())
