@@ -134,7 +134,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: Abort waits for a newer claim, to free it", "Abort never touches a newer claim",
-		[]edit{{postgres, "WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND aborted", "WHERE {scope} AND $4::text IS NOT NULL AND state = 'claimed' AND aborted"}},
+		[]edit{{postgres, "WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND how = 'aborted'", "WHERE {scope} AND $4::text IS NOT NULL AND state = 'claimed' AND how = 'aborted'"}},
 		root(postgresContract + "(^Abort|^Complete)"),
 	},
 	{
