@@ -77,12 +77,26 @@ type PostgresStore struct {
 	resolved      sync.Map // table oid (int64) to *postgressql.Statements, where it does not
 	txOptions     pgx.TxOptions
 	beginSQL      string
-	serializable  atomic.Bool // attempts run serializable, by TxOptions or by the database's default
+	beginning     atomic.Int32 // how attempts' transactions begin: one of the values below
 	takeOverAfter time.Duration
 	staleClaim    time.Duration
 	maxIdle       time.Duration
 	waiters       Waiters
 }
+
+// The ways in which an attempt's transaction begins. Which one fits depends on its isolation level, which the database's
+// default may decide: the first lock finds that out.
+const (
+	// chained: by the COMMIT AND CHAIN of the claim, which passes the claim's level on.
+	chained = iota
+
+	// begun: by a BEGIN of its own, for any level but serializable.
+	begun
+
+	// apart: by a batch of its own that locks the claim by its row. A serializable transaction must not read the table by
+	// its index.
+	apart
+)
 
 var _ Store[pgx.Tx] = (*PostgresStore)(nil)
 
@@ -123,7 +137,14 @@ func NewPostgresStore(db PostgresDB, o *PostgresOptions) (*PostgresStore, error)
 		staleClaim:    orDefault(o.StaleClaim, defaultStaleClaim),
 		maxIdle:       min(orDefault(o.MaxIdle, defaultMaxIdle), 24*24*time.Hour), // the setting is an int32 of milliseconds
 	}
-	s.serializable.Store(o.TxOptions.IsoLevel == pgx.Serializable)
+	switch o.TxOptions {
+	case pgx.TxOptions{}, pinned:
+	default:
+		s.beginning.Store(begun)
+	}
+	if o.TxOptions.IsoLevel == pgx.Serializable {
+		s.beginning.Store(apart)
+	}
 	return s, nil
 }
 
@@ -244,69 +265,74 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		claimSQL, args := a.sql.Claim, []any{
-			c.Scope.Owner, c.Scope.Operation, c.Scope.Key, s.takeOverAfter.Microseconds(), a.claimID, c.Fingerprint,
-		}
+		claimSQL, args := a.sql.Claim, []any{c.Scope.Owner, c.Scope.Operation, c.Scope.Key, a.claimID, c.Fingerprint}
 		if c.Replace != nil {
-			claimSQL, args = a.sql.Replace, append(args, c.Replace.ClaimID, string(c.Replace.State))
+			claimSQL = a.sql.Replace
+			args = append(args, s.takeOverAfter.Microseconds(), c.Replace.ClaimID, string(c.Replace.State))
 		}
-		apart := s.serializable.Load()
+		beginning := s.beginning.Load()
 
 		b := &pgx.Batch{}
 		b.BeginTx(pinned)
 		b.Queue(claimSQL, args...)
-		b.Queue("commit") // nobody sees the claim before this
-		if !apart {
+		// Nobody sees the claim before it is committed.
+		if beginning == chained {
+			b.Queue("commit and chain")
+		} else {
+			b.Queue("commit")
+		}
+		if beginning == begun {
 			b.Queue(s.beginSQL)
+		}
+		if beginning != apart {
 			b.Queue(a.sql.LockByScope, c.Scope.Owner, c.Scope.Operation, c.Scope.Key, a.claimID, s.maxIdle.Milliseconds())
 		}
 		results := a.conn.SendBatch(ctx, b)
 		a.tx = results.Tx()
 		_, err := results.Exec() // begin
-		var record *Record
 		if err == nil {
 			rows, _ := results.Query() // an error is in rows too
-			a.row, record, err = scanStanding(rows, c.Scope)
+			a.row, err = scanText(rows)
 		}
-		raced := errors.Is(err, pgx.ErrNoRows)
-		if err == nil || raced {
+		if err == nil {
 			_, err = results.Exec() // commit
 		}
 		locked := err
-		if !apart && err == nil {
-			if _, locked = results.Exec(); locked == nil { // begin
+		if a.row != "" && err == nil && beginning != apart {
+			if beginning == begun {
+				_, locked = results.Exec()
+			}
+			if locked == nil {
 				locked = a.scanLock(results.QueryRow())
 			}
 		}
-		if closeErr := results.Close(); err == nil && closeErr != nil && locked == nil {
+		if closeErr := results.Close(); locked == nil {
 			locked = closeErr
+		}
+		if a.row == "" && err == nil {
+			err = locked
 		}
 		// a.tx is a transaction that is open on the server or, on any path but winning, must not stay so.
 		if err != nil {
 			return nil, undo(ctx, a.conn, err)
 		}
-		if raced || record != nil {
-			if err := undo(ctx, a.conn, nil); err != nil {
-				return nil, err
+		if a.row == "" {
+			record, err := s.standing(ctx, a)
+			if !errors.Is(err, pgx.ErrNoRows) {
+				return record, err
 			}
-			if record != nil {
-				return record, nil
-			}
-			// Neither won nor lost: another claim came in between, or what was to be replaced is gone.
-			c.Replace = nil
+			c.Replace = nil // what stood there, or was to be replaced, is gone
 			continue
 		}
 
-		if !apart && locked == nil && a.serializable {
-			// Serializable by the database's default, and the lock has just read the table by its index. Start the
-			// transaction again, and from now on lock apart.
-			s.serializable.Store(true)
-			apart = true
+		if fitting := s.fitting(beginning, a); locked == nil && fitting != beginning {
+			s.beginning.Store(fitting)
 			if err := undo(ctx, a.conn, nil); err != nil {
 				return nil, err
 			}
+			beginning = apart // which fits every level
 		}
-		if apart {
+		if beginning == apart {
 			locked = s.lockApart(ctx, a)
 		}
 		switch {
@@ -327,6 +353,51 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 			return nil, undo(ctx, a.conn, locked)
 		}
 	}
+}
+
+// standing returns the record that the claim of a lost to, and ends what was begun for a win, in one round trip.
+// pgx.ErrNoRows: it is gone.
+func (s *PostgresStore) standing(ctx context.Context, a *postgresAttempt) (*Record, error) {
+	var record *Record
+	scan := func(row pgx.Row) (err error) {
+		record, err = scanRecord(row, a.scope)
+		return err
+	}
+	args := []any{a.scope.Owner, a.scope.Operation, a.scope.Key, s.takeOverAfter.Microseconds()}
+	var err error
+	if a.conn.Conn().PgConn().TxStatus() == 'I' {
+		err = s.query(ctx, a.conn, scan, a.sql.Find, args...)
+	} else {
+		b := &pgx.Batch{}
+		b.Queue(a.sql.Find, args...)
+		b.Queue("rollback")
+		results := a.conn.SendBatch(ctx, b)
+		err = scan(results.QueryRow())
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+		err = undo(ctx, a.conn, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return record, nil
+}
+
+// fitting returns how a transaction of the level that a is to have begins. What is known of a was found out by the lock, in a
+// transaction that began as beginning says.
+func (s *PostgresStore) fitting(beginning int32, a *postgresAttempt) int32 {
+	level := a.level
+	if beginning == chained && s.txOptions.IsoLevel == "" {
+		level = a.defaultLevel
+	}
+	switch {
+	case level == string(pgx.Serializable):
+		return apart
+	case level != string(pgx.ReadCommitted):
+		return max(beginning, begun)
+	}
+	return beginning
 }
 
 // lockApart begins the attempt's transaction and locks the claim by its row.
@@ -681,50 +752,26 @@ func newClaimID() string {
 	return string(text[:])
 }
 
-// scanStanding reads what Claim and Replace return: the row's ctid for a win, else the record that stands there. A win is
-// one look at the raw row, for the other twelve columns are NULL by then. pgx.ErrNoRows: neither.
-func scanStanding(rows pgx.Rows, scope Scope) (ctid string, record *Record, err error) {
-	defer rows.Close()
-	if !rows.Next() {
-		if err := rows.Err(); err != nil {
-			return "", nil, err
-		}
-		return "", nil, pgx.ErrNoRows
-	}
-	if won := rows.RawValues()[0]; won != nil {
-		ctid = string(won)
-	} else if record, err = scanRecord(prefixedRow{rows, new(*string)}, scope); err != nil {
-		return "", nil, err
+// scanText reads the one value, a text, of at most one row, and closes rows. No row is the empty text.
+func scanText(rows pgx.Rows) (text string, err error) {
+	if rows.Next() {
+		text = string(rows.RawValues()[0])
 	}
 	rows.Close()
-	return ctid, record, rows.Err()
+	return text, rows.Err()
 }
 
-// prefixedRow scans a first column apart.
-type prefixedRow struct {
-	row   pgx.Row
-	first **string
-}
-
-func (r prefixedRow) Scan(columns ...any) error {
-	return r.row.Scan(append([]any{r.first}, columns...)...)
-}
-
-// scanRecord reads the columns of a record. All are NULL in the row of a claim that won.
+// scanRecord reads the columns of a record.
 func scanRecord(row pgx.Row, scope Scope) (*Record, error) {
-	var state, fingerprint, claimID, header, ref *string
-	var claimedAt *time.Time
+	var header, ref *string
 	var status *int16
-	var expired, abandoned *bool
 	r := &Record{Scope: scope}
-	err := row.Scan(&state, &fingerprint, &claimID, &claimedAt, &r.CompletedAt, &r.ExpiresAt,
-		&status, &header, &r.Response.Body, &ref, &expired, &abandoned)
-	if err != nil || state == nil {
+	err := row.Scan(&r.State, &r.Fingerprint, &r.ClaimID, &r.ClaimedAt, &r.CompletedAt, &r.ExpiresAt,
+		&status, &header, &r.Response.Body, &ref, &r.Expired, &r.Abandoned)
+	if err != nil {
 		return nil, err
 	}
-	r.State, r.Fingerprint, r.ClaimID = State(*state), *fingerprint, *claimID
-	r.ClaimedAt, r.CompletedAt, r.ExpiresAt = claimedAt.UTC(), utc(r.CompletedAt), utc(r.ExpiresAt)
-	r.Expired, r.Abandoned = *expired, *abandoned
+	r.ClaimedAt, r.CompletedAt, r.ExpiresAt = r.ClaimedAt.UTC(), utc(r.CompletedAt), utc(r.ExpiresAt)
 	if r.State == StateCompleted {
 		if status == nil || header == nil || r.Response.Body == nil {
 			return nil, errors.New("holdsend: a completed record has no answer stored: it needs repair by hand")

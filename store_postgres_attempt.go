@@ -35,7 +35,8 @@ type postgresAttempt struct {
 	row          string // the ctid of the claim
 	xid          string // the transaction
 	table        int64  // the table's oid
-	serializable bool
+	level        string // the transaction's isolation level
+	defaultLevel string // the database's
 
 	ended   bool // by Complete or Abort
 	settled bool // nothing is left for Abort to do
@@ -46,7 +47,7 @@ var _ Warner = (*postgresAttempt)(nil)
 
 func (a *postgresAttempt) scanLock(row pgx.Row) error {
 	var idle string
-	return row.Scan(&a.row, &a.xid, &a.table, &a.serializable, &idle)
+	return row.Scan(&a.row, &a.xid, &a.table, &a.level, &a.defaultLevel, &idle)
 }
 
 // Tx implements [Attempt].
@@ -91,8 +92,7 @@ func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	b.Queue(a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...)
 	b.Queue("commit")
 	results := a.conn.SendBatch(ctx, b)
-	var one int
-	err := results.QueryRow().Scan(&one)
+	_, err := results.Exec() // the guard's error is all that it has to say
 	var tag pgconn.CommandTag
 	if err == nil {
 		tag, err = results.Exec()

@@ -123,11 +123,11 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsen
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		claimSQL, args := s.sql.Claim, []any{
-			c.Scope.Owner, c.Scope.Operation, c.Scope.Key, s.o.TakeOverAfter.Microseconds(), a.claimID, c.Fingerprint,
+		claimSQL, args := s.sql.ClaimOrFind, []any{
+			c.Scope.Owner, c.Scope.Operation, c.Scope.Key, a.claimID, c.Fingerprint, s.o.TakeOverAfter.Microseconds(),
 		}
 		if c.Replace != nil {
-			claimSQL, args = s.sql.Replace, append(args, c.Replace.ClaimID, string(c.Replace.State))
+			claimSQL, args = s.sql.ReplaceOrFind, append(args, c.Replace.ClaimID, string(c.Replace.State))
 		}
 		var won *string
 		var row recordRow[time.Time]
@@ -151,12 +151,11 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsen
 		stop := context.AfterFunc(ctx, cancel) // while Begin lasts
 		a.cancel = cancel
 		a.tx, err = a.conn.BeginTx(txCtx, &s.o.TxOptions)
-		var serializable bool
-		var idle string
+		var level, defaultLevel, idle string
 		if err == nil {
 			// By its row: under Serializable the table must not be read by its index, and it is no dearer elsewhere.
 			err = a.tx.QueryRowContext(txCtx, s.sql.LockByRow, *won, a.claimID, s.o.MaxIdle.Milliseconds()).
-				Scan(&a.row, &a.xid, &a.table, &serializable, &idle)
+				Scan(&a.row, &a.xid, &a.table, &level, &defaultLevel, &idle)
 		}
 		if err == nil {
 			err = s.qualify(txCtx, a)

@@ -40,18 +40,18 @@ var mutants = []mutant{
 		"Postgres: no unique index", "of many simultaneous requests one gets the claim",
 		[]edit{
 			{schema, "resource_ref text COLLATE \"C\",\n\t\t\tPRIMARY KEY (owner, operation, key)\n", "resource_ref text COLLATE \"C\"\n"},
-			{postgres, "\tON CONFLICT (owner, operation, key) DO NOTHING\n", ""},
+			{postgres, "ON CONFLICT (owner, operation, key) DO NOTHING\n", ""},
 		},
 		root(postgresContract + "(OneWinnerOfMany|ProtocolCreatesOnce)"),
 	},
 	{
 		"Postgres: claim not committed before create", "a claim is visible to everybody before create starts",
-		[]edit{{"store_postgres.go", `b.Queue("commit") // nobody sees the claim before this`, `b.Queue("savepoint claimed")`}},
+		[]edit{{"store_postgres.go", `b.Queue("commit and chain")`, `b.Queue("savepoint claimed")`}},
 		root(postgresContract + "^Begin"),
 	},
 	{
 		"Postgres: claim by ON CONFLICT alone", "Begin never waits for a completion",
-		[]edit{{postgres, "\tWHERE NOT EXISTS (SELECT FROM {records} WHERE {scope})\n", ""}},
+		[]edit{{postgres, "WHERE NOT EXISTS (SELECT FROM {records} WHERE {scope})\n", ""}},
 		root(postgresContract + "^Begin"),
 	},
 	{
@@ -61,7 +61,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: take-over waits for a living attempt (no SKIP LOCKED)", "Begin never waits for another attempt",
-		[]edit{{postgres, "\tFOR UPDATE SKIP LOCKED\n), mine AS (", "\tFOR UPDATE\n), mine AS ("}},
+		[]edit{{postgres, "\tFOR UPDATE SKIP LOCKED\n)\nUPDATE", "\tFOR UPDATE\n)\nUPDATE"}},
 		root(postgresContract + "^Replace"),
 	},
 	{
@@ -71,8 +71,8 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: take-over at any age", "a claim is taken over only once it is old enough",
-		[]edit{{postgres, "\t\t\tOR state = 'claimed' AND claimed_at <= statement_timestamp() - $4::bigint * interval '1 microsecond')\n\tFOR UPDATE",
-			"\t\t\tOR state = 'claimed' AND $4::bigint IS NOT NULL)\n\tFOR UPDATE"}},
+		[]edit{{postgres, "\t\t\tOR state = 'claimed' AND claimed_at <= statement_timestamp() - $6::bigint * interval '1 microsecond')\n\tFOR UPDATE",
+			"\t\t\tOR state = 'claimed' AND $6::bigint IS NOT NULL)\n\tFOR UPDATE"}},
 		root(postgresContract + "(^Replace|TakeOver)"),
 	},
 	{
@@ -174,7 +174,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: claim not committed before create", "a claim is visible to everybody before create starts",
-		[]edit{{"sqlstore/postgres.go", "\tif s.committed.Load() == levelReadCommitted {\n", "\tif s.committed.Load() == levelReadCommitted {\n\t\tif statement == s.sql.Claim {\n\t\t\t_, _ = conn.ExecContext(ctx, \"BEGIN\")\n\t\t}\n"}},
+		[]edit{{"sqlstore/postgres.go", "\tif s.committed.Load() == levelReadCommitted {\n", "\tif s.committed.Load() == levelReadCommitted {\n\t\tif statement == s.sql.ClaimOrFind {\n\t\t\t_, _ = conn.ExecContext(ctx, \"BEGIN\")\n\t\t}\n"}},
 		sql(sqlContract + "^Begin"),
 	},
 	{

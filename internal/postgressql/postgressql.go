@@ -9,7 +9,9 @@ import "strings"
 
 // Statements is the SQL of a store for one table.
 type Statements struct {
-	Claim, Replace         string
+	Claim, Replace         string // no row: lost
+	ClaimOrFind            string // lost: the record that stands there
+	ReplaceOrFind          string
 	LockByScope, LockByRow string
 	Complete, Settle       string
 	Free, Outcome          string
@@ -26,17 +28,21 @@ type Statements struct {
 func For(records string) *Statements {
 	// Outermost first; the table's name last, for it may look like a placeholder.
 	fill := func(sql string) string {
-		sql = strings.ReplaceAll(sql, "{standing}", standing)
-		sql = strings.NewReplacer("{record}", record, "{how}", strings.ReplaceAll(how, "{scope}", scope), "{scope}", scope).Replace(sql)
+		sql = strings.NewReplacer("{how}", strings.ReplaceAll(how, "{scope}", scope), "{scope}", scope).Replace(sql)
 		return strings.NewReplacer("{records}", records, "{records literal}", Literal(records)).Replace(sql)
+	}
+	withRecord := func(sql, takeOverAfter string) string {
+		return fill(strings.ReplaceAll(sql, "{record}", strings.ReplaceAll(record, "{take over after}", takeOverAfter)))
 	}
 	return &Statements{
 		Claim: fill(claim), Replace: fill(replace),
-		LockByScope: fill(strings.ReplaceAll(lockByScope, "{max idle}", "$5")),
-		LockByRow:   fill(strings.ReplaceAll(lockByRow, "{max idle}", "$3")),
-		Complete:    fill(complete), Settle: fill(settle),
+		ClaimOrFind:   withRecord(strings.ReplaceAll(orFind, "{mine}", claim), "$6"),
+		ReplaceOrFind: withRecord(strings.ReplaceAll(orFind, "{mine}", replace), "$6"),
+		LockByScope:   fill(strings.ReplaceAll(lockByScope, "{max idle}", "$5")),
+		LockByRow:     fill(strings.ReplaceAll(lockByRow, "{max idle}", "$3")),
+		Complete:      fill(complete), Settle: fill(settle),
 		Free: fill(free), Outcome: fill(outcome),
-		Find:        fill(find),
+		Find:        withRecord(find, "$4"),
 		Tombstone:   fill(tombstone),
 		Now:         now,
 		ForgetBatch: fill(forgetBatch),
@@ -58,73 +64,68 @@ func Literal(text string) string {
 // The parameters $1 to $3 of most statements.
 const scope = `owner = $1::text AND operation = $2::text AND key = $3::text`
 
-// The columns of a record; $4 is TakeOverAfter. Least: a claim that is kept for good has claimed_at infinity.
+// The columns of a record; {take over after} is a parameter. Least: a claim that is kept for good has claimed_at infinity.
 const record = `state, fingerprint, claim_id::text, least(claimed_at, statement_timestamp()), completed_at, expires_at,
 	status, header, body, resource_ref,
 	coalesce(expires_at <= statement_timestamp(), false),
-	state = 'claimed' AND claimed_at <= statement_timestamp() - $4::bigint * interval '1 microsecond'`
+	state = 'claimed' AND claimed_at <= statement_timestamp() - {take over after}::bigint * interval '1 microsecond'`
 
-// What Claim and Replace return when they lose: the record that stands there, as of the start of the statement. When
-// they win, the row's ctid and nothing else: the caller knows the rest. No row at all means a race: ask again.
-const standing = `SELECT NULL::text, {record}
-	FROM {records} WHERE {scope} AND NOT EXISTS (SELECT FROM mine)
-UNION ALL
-SELECT ctid::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM mine`
-
-// claim inserts a claim. $4 TakeOverAfter, $5 claim id, $6 fingerprint.
+// claim inserts a claim, and returns the row's ctid if it wins. $4 claim id, $5 fingerprint.
 //
-// async: the claim's commit need not be flushed. If a crash loses it, it loses every later transaction too, the one that
-// would have completed it among them. The insert selects from it, for an unreferenced CTE is not run.
+// The claim's commit need not be flushed. If a crash loses it, it loses every later transaction too, the one that would
+// have completed it among them.
 //
 // NOT EXISTS: ON CONFLICT alone waits for whoever is completing, tombstoning or forgetting the row that stands there.
 // With it, a replay also writes and locks nothing.
-const claim = `WITH async AS (
-	SELECT set_config('synchronous_commit', 'off', true)
-), mine AS (
-	INSERT INTO {records} (owner, operation, key, state, fingerprint, claim_id, claimed_at)
-	SELECT $1::text, $2::text, $3::text, 'claimed', $6::text, $5::text::uuid, statement_timestamp()
-	FROM async
-	WHERE NOT EXISTS (SELECT FROM {records} WHERE {scope})
-	ON CONFLICT (owner, operation, key) DO NOTHING
-	RETURNING ctid
-)
-{standing}`
+const claim = `INSERT INTO {records} (owner, operation, key, state, fingerprint, claim_id, claimed_at)
+SELECT $1::text, $2::text, $3::text, 'claimed', $5::text, $4::text::uuid, statement_timestamp()
+FROM set_config('synchronous_commit', 'off', true)
+WHERE NOT EXISTS (SELECT FROM {records} WHERE {scope})
+ON CONFLICT (owner, operation, key) DO NOTHING
+RETURNING ctid::text`
 
-// replace takes the place of an expired record or an abandoned claim, by compare-and-set. $4 TakeOverAfter, $5 claim id,
-// $6 fingerprint, $7 and $8 claim id and state of the record to replace.
+// replace takes the place of an expired record or an abandoned claim, by compare-and-set, and returns the row's ctid if it
+// wins. $4 claim id, $5 fingerprint, $6 TakeOverAfter, $7 and $8 claim id and state of the record to replace.
 //
 // SKIP LOCKED: a living attempt holds a lock on its row, so the row is not found, and nobody waits. It is the lock that
 // tells a living attempt from a dead one; the age only spares the moment between claim and lock.
-const replace = `WITH async AS (
-	SELECT set_config('synchronous_commit', 'off', true)
-), old AS (
+const replace = `WITH old AS (
 	SELECT tableoid AS old_table, ctid AS old_row
 	FROM {records}
 	WHERE {scope} AND claim_id::text = $7::text AND state = $8::text
 		AND (expires_at <= statement_timestamp()
-			OR state = 'claimed' AND claimed_at <= statement_timestamp() - $4::bigint * interval '1 microsecond')
+			OR state = 'claimed' AND claimed_at <= statement_timestamp() - $6::bigint * interval '1 microsecond')
 	FOR UPDATE SKIP LOCKED
-), mine AS (
-	UPDATE {records} SET state = 'claimed', fingerprint = $6::text, claim_id = $5::text::uuid,
-		claimed_at = statement_timestamp(), completed_at = NULL, expires_at = NULL,
-		status = NULL, header = NULL, body = NULL, resource_ref = NULL
-	FROM async, old
-	WHERE ctid = old_row AND tableoid = old_table
-	RETURNING ctid
 )
-{standing}`
+UPDATE {records} SET state = 'claimed', fingerprint = $5::text, claim_id = $4::text::uuid,
+	claimed_at = statement_timestamp(), completed_at = NULL, expires_at = NULL,
+	status = NULL, header = NULL, body = NULL, resource_ref = NULL
+FROM set_config('synchronous_commit', 'off', true), old
+WHERE ctid = old_row AND tableoid = old_table
+RETURNING ctid::text`
+
+// orFind is claim or replace for a driver that cannot send a second statement along: a loss is one round trip, at some cost
+// to a win. A win returns the ctid and nothing else, for the caller knows the rest; a loss the record that stands there, as
+// of the start of the statement. No row at all means a race: ask again. $6 TakeOverAfter.
+const orFind = `WITH mine (won) AS (
+{mine}
+)
+SELECT NULL::text, {record}
+	FROM {records} WHERE {scope} AND NOT EXISTS (SELECT FROM mine)
+UNION ALL
+SELECT won, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM mine`
 
 // The first statement of an attempt's transaction locks its claim: while the lock is held, the attempt is alive. No row:
 // the claim was lost meanwhile. It returns what the attempt needs later: the row, the transaction's id (a create that
-// commits by itself is found out by it), the table as the search_path had it (create may change that), and whether the
-// transaction is serializable. MaxIdle is in milliseconds.
+// commits by itself is found out by it), the table as the search_path had it (create may change that), and the isolation
+// level of the transaction and of the database's default. MaxIdle is in milliseconds.
 //
 // set_config: a process that hangs must not hold its key for ever. A stricter limit of the role or database stands.
 //
 // NO KEY UPDATE: enough to be seen by SKIP LOCKED, and what the completing update takes anyway.
 const (
 	lock = `SELECT ctid::text, pg_current_xact_id()::text, {records literal}::regclass::oid::bigint,
-	current_setting('transaction_isolation') = 'serializable',
+	current_setting('transaction_isolation'), current_setting('default_transaction_isolation'),
 	set_config('idle_in_transaction_session_timeout', CASE
 		WHEN current_setting('idle_in_transaction_session_timeout') <> '0'
 			AND current_setting('idle_in_transaction_session_timeout')::interval < {max idle}::bigint * interval '1 millisecond'
