@@ -21,7 +21,7 @@ BEGIN
 			owner        text COLLATE "C" NOT NULL,
 			operation    text COLLATE "C" NOT NULL,
 			key          text COLLATE "C" NOT NULL,
-			state        text COLLATE "C" NOT NULL CHECK (state IN ('claimed', 'completed', 'gone')),
+			state        text COLLATE "C" NOT NULL, -- claimed, completed or gone. No CHECK: each write would parse it anew
 			fingerprint  text COLLATE "C" NOT NULL,
 			claim_id     uuid NOT NULL,        -- of the attempt that holds or completed the record
 			claimed_at   timestamptz NOT NULL, -- infinity: create committed by itself and then failed; never freed

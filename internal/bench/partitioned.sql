@@ -4,7 +4,7 @@ CREATE TABLE holdsend_records (
 	owner        text COLLATE "C" NOT NULL,
 	operation    text COLLATE "C" NOT NULL,
 	key          text COLLATE "C" NOT NULL,
-	state        text COLLATE "C" NOT NULL CHECK (state IN ('claimed', 'completed', 'gone')),
+	state        text COLLATE "C" NOT NULL,
 	fingerprint  text COLLATE "C" NOT NULL,
 	claim_id     uuid NOT NULL,
 	claimed_at   timestamptz NOT NULL,
