@@ -51,7 +51,6 @@ func eachService(t *testing.T, test func(t *testing.T, s service)) {
 	t.Run("Postgres", func(t *testing.T) {
 		t.Parallel()
 		b := newBed(t, nil, func(c *pgxpool.Config) { c.MaxConns = 1 })
-		pgtest.Exec(t, b.aside, "ALTER TABLE holdsend_records DROP CONSTRAINT holdsend_records_state_check")
 		test(t, service{
 			handler: func(respond func(*http.Request) holdsend.Response, o holdsend.MiddlewareOptions) http.Handler {
 				return holdsend.Handler(b.store, ownerHeader, func(r *http.Request, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
@@ -208,7 +207,6 @@ func TestSecurityDamagedRecord(t *testing.T) {
 		t.Run(damage, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t, nil, nil)
-			pgtest.Exec(t, b.aside, "ALTER TABLE holdsend_records DROP CONSTRAINT holdsend_records_state_check")
 			handler := holdsend.Handler(b.store, ownerHeader, func(r *http.Request, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
 				return insertNote(r.Context(), tx, in)
 			}, &holdsend.MiddlewareOptions{OnError: func(w http.ResponseWriter, r *http.Request, err error) {

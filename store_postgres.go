@@ -26,12 +26,6 @@ const (
 	defaultTable   = "holdsend_records"
 	defaultMaxIdle = time.Minute
 
-	// outcomeTimeout bounds finding out what became of a COMMIT whose answer was lost. It is a bound of its own: the
-	// request's may be used up by then, and a database that restarts is worth waiting for.
-	outcomeTimeout = 10 * time.Second
-	outcomePause   = 100 * time.Millisecond
-	shortestPause  = 2 * time.Millisecond // the first one; each is twice the one before
-
 	// connectionTries is on how many connections something is tried before the last one's breaking is the error.
 	connectionTries = 3
 )
@@ -313,6 +307,13 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 			err = locked
 		}
 		// a.tx is a transaction that is open on the server or, on any path but winning, must not stay so.
+		if c.Replace != nil && sqlState(err) == postgressql.LockNotAvailable {
+			if err := undo(ctx, a.conn, nil); err != nil {
+				return nil, err
+			}
+			c.Replace = nil // another has taken its place
+			continue
+		}
 		if err != nil {
 			return nil, undo(ctx, a.conn, err)
 		}
@@ -638,24 +639,17 @@ func (s *PostgresStore) forgetOne(ctx context.Context, conn *pgxpool.Conn, args 
 	return tag.RowsAffected(), undo(ctx, conn, err)
 }
 
-// judged runs Settle or Free, and again while the database has not ended a's transaction: a backend whose connection was lost
-// notices that in its own time. scan reads how it ended.
+// judged runs Settle or Free, and waits for the database to end a's transaction. scan reads how it ended.
 func (s *PostgresStore) judged(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt, how *string, scan func(pgx.Row) error, sql string, more ...any) error {
 	var xid *string // NULL: create did not run
 	if a.xid != "" {
 		xid = &a.xid
 	}
 	args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid}, more...)
-	for pause := shortestPause; ; pause = min(2*pause, outcomePause) {
-		if err := s.query(ctx, conn, scan, sql, args...); err != nil || *how != postgressql.InProgress {
-			return err
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return fmt.Errorf("holdsend: the database has not ended the attempt's transaction: %w", ctx.Err())
-		}
-	}
+	return postgressql.Judge(ctx, func() (string, error) {
+		err := s.query(ctx, conn, scan, sql, args...)
+		return *how, err
+	})
 }
 
 // free gives a's key back. If create committed a's transaction itself, the claim is kept for good and the error is
@@ -663,15 +657,7 @@ func (s *PostgresStore) judged(ctx context.Context, conn *pgxpool.Conn, a *postg
 func (s *PostgresStore) free(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt) error {
 	var how string
 	err := s.judged(ctx, conn, a, &how, func(row pgx.Row) error { return row.Scan(&how) }, a.sql.Free)
-	switch {
-	case err != nil:
-		return fmt.Errorf("holdsend: free the key of a failed attempt (a retry takes it over when the attempt's connection has ended): %w", err)
-	case how == "committed":
-		return fmt.Errorf("holdsend: create committed its transaction and then gave no 2xx to store, so its key stays claimed until ForgetOwner: %w", ErrTxEnded)
-	case how != "aborted":
-		return errors.New("holdsend: the database cannot tell how the attempt's transaction ended, so its key was not freed")
-	}
-	return nil
+	return postgressql.FreeError(how, err, ErrTxEnded)
 }
 
 // withConn runs do on a connection of the pool, and again on another if the first one was broken, which is what a pool
@@ -700,20 +686,8 @@ func (s *PostgresStore) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	return conn, nil
 }
 
-// explain adds the fix to errors that a wrong set-up gives. The text shows no value: a PgError prints its message alone.
-func explain(err error) error {
-	switch sqlState(err) {
-	case "42P01", "3F000":
-		return fmt.Errorf("holdsend: the records table was not found: run PostgresSchema, or set PostgresOptions.Schema and Table: %w", err)
-	case "42703":
-		return fmt.Errorf("holdsend: the records table lacks a column: run PostgresSchema of this version: %w", err)
-	case "42501":
-		return fmt.Errorf("holdsend: the database role needs SELECT, INSERT, UPDATE and DELETE on the records table: %w", err)
-	case "25006":
-		return fmt.Errorf("holdsend: the database is read-only: connect to a primary: %w", err)
-	}
-	return err
-}
+// explain adds the fix to errors that a wrong set-up gives.
+func explain(err error) error { return postgressql.Explain(sqlState(err), "PostgresOptions", err) }
 
 func sqlState(err error) string {
 	var pgErr *pgconn.PgError

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -185,7 +184,7 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 	switch {
 	case err != nil && asked && commitLost(err):
 		return a.findOut(ctx, err)
-	case err != nil || how == "aborted":
+	case err != nil || how == postgressql.Aborted:
 		return cause // Abort looks again
 	case completed:
 		a.finish(ctx)
@@ -220,35 +219,21 @@ func (a *postgresAttempt) withConn(ctx context.Context, do func(*pgxpool.Conn) e
 // the key is kept.
 func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
 	a.letGo(ctx) // a backend that still waits for COMMIT gets to know that nobody does
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
-	defer cancel()
-	committed := false
-	for pause := shortestPause; ; pause = min(2*pause, outcomePause) {
-		state, how, err := a.ask(ctx)
-		switch {
-		case err == nil && state != StateClaimed: // completed, or gone since, under this claim id
-			a.settled = true
-			return nil
-		case err == nil && (how == "aborted" || committed):
-			return fmt.Errorf("holdsend: nothing was stored: %w", lost)
-		case errors.Is(err, pgx.ErrNoRows) || ctx.Err() != nil:
-			a.settled = true
-			return fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
-		}
-		committed = how == "committed" // and claimed: by create, or the commit came while the question was answered
-		select {                       // a database that restarts answers soon
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
-	}
-}
-
-func (a *postgresAttempt) ask(ctx context.Context) (state State, how string, err error) {
-	err = a.store.withConn(ctx, func(conn *pgxpool.Conn) error {
-		return a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&state, &how) },
-			a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid)
+	fate := postgressql.FindOut(ctx, pgx.ErrNoRows, func(ctx context.Context) (state, how string, err error) {
+		err = a.store.withConn(ctx, func(conn *pgxpool.Conn) error {
+			return a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&state, &how) },
+				a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid)
+		})
+		return state, how, err
 	})
-	return state, how, err
+	if fate == postgressql.NotStored {
+		return fmt.Errorf("holdsend: nothing was stored: %w", lost)
+	}
+	a.settled = true
+	if fate == postgressql.Unknown {
+		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
+	}
+	return nil
 }
 
 // Abort implements [Attempt].

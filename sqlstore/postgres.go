@@ -133,7 +133,7 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsen
 		var row recordRow[time.Time]
 		a.sent = true
 		err := s.query(ctx, a.conn, append([]any{&won}, row.targets()...), claimSQL, args...)
-		if errors.Is(err, sql.ErrNoRows) {
+		if errors.Is(err, sql.ErrNoRows) || c.Replace != nil && sqlState(err) == postgressql.LockNotAvailable {
 			// Neither won nor lost: another claim came in between, or what was to be replaced is gone.
 			c.Replace, a.sent = nil, false
 			continue
@@ -425,24 +425,17 @@ func inReadCommitted(ctx context.Context, conn *sql.Conn, fn func(*sql.Tx) error
 	return err
 }
 
-// judged runs Settle or Free, and again while the database has not ended a's transaction: a backend whose connection was lost
-// notices that in its own time. The first column is how it ended.
+// judged runs Settle or Free, and waits for the database to end a's transaction. The first column is how it ended.
 func (s *PostgresStore) judged(ctx context.Context, conn *sql.Conn, a *postgresAttempt, how *string, targets []any, statement string, more ...any) error {
 	var xid *string // NULL: create did not run
 	if a.xid != "" {
 		xid = &a.xid
 	}
 	args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid}, more...)
-	for pause := shortestPause; ; pause = min(2*pause, outcomePause) {
-		if err := s.query(ctx, conn, append([]any{how}, targets...), statement, args...); err != nil || *how != postgressql.InProgress {
-			return err
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return fmt.Errorf("holdsend: the database has not ended the attempt's transaction: %w", ctx.Err())
-		}
-	}
+	return postgressql.Judge(ctx, func() (string, error) {
+		err := s.query(ctx, conn, append([]any{how}, targets...), statement, args...)
+		return *how, err
+	})
 }
 
 // free gives the key of a back on another connection. If create committed a's transaction itself, the claim is kept for good
@@ -453,23 +446,11 @@ func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt) error {
 		how, err = s.freeOn(ctx, conn, a)
 		return err
 	})
-	return freeResult(how, err)
+	return postgressql.FreeError(how, err, holdsend.ErrTxEnded)
 }
 
 func (s *PostgresStore) freeOn(ctx context.Context, conn *sql.Conn, a *postgresAttempt) (how string, err error) {
 	return how, s.judged(ctx, conn, a, &how, nil, a.sql.Free)
-}
-
-func freeResult(how string, err error) error {
-	switch {
-	case err != nil:
-		return fmt.Errorf("holdsend: free the key of a failed attempt (a retry takes it over when the attempt's connection has ended): %w", err)
-	case how == "committed":
-		return errKept
-	case how != "aborted":
-		return errors.New("holdsend: the database cannot tell how the attempt's transaction ended, so its key was not freed")
-	}
-	return nil
 }
 
 // withConn runs do on a connection of the pool, and again on another if the first one was broken. Do must be something that
@@ -528,16 +509,4 @@ func isRolledBack(err error) bool {
 }
 
 // explainPostgres adds the fix to errors that a wrong set-up gives.
-func explainPostgres(err error) error {
-	switch sqlState(err) {
-	case "42P01", "3F000":
-		return fmt.Errorf("holdsend: the records table was not found: run PostgresSchema, or set Options.Schema and Table: %w", err)
-	case "42703":
-		return fmt.Errorf("holdsend: the records table lacks a column: run PostgresSchema of this version: %w", err)
-	case "42501":
-		return fmt.Errorf("holdsend: the database role needs SELECT, INSERT, UPDATE and DELETE on the records table: %w", err)
-	case "25006":
-		return fmt.Errorf("holdsend: the database is read-only: connect to a primary: %w", err)
-	}
-	return err
-}
+func explainPostgres(err error) error { return postgressql.Explain(sqlState(err), "Options", err) }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/holdsend/holdsend-go"
 	"github.com/holdsend/holdsend-go/internal/postgressql"
@@ -132,7 +131,7 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 	switch {
 	case err == nil && completed:
 		a.settled = true
-	case err == nil && how == "aborted", err != nil && !(asked && isBroken(err)):
+	case err == nil && how == postgressql.Aborted, err != nil && !(asked && isBroken(err)):
 		return cause // Abort looks again
 	default:
 		lost := holdsend.ErrTxEnded // create committed, but the claim went to another or is gone
@@ -151,35 +150,21 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 // the key is kept.
 func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
 	a.destroy() // a backend that still waits for COMMIT gets to know that nobody does
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
-	defer cancel()
-	committed := false
-	for pause := shortestPause; ; pause = min(2*pause, outcomePause) {
-		state, how, err := a.ask(ctx)
-		switch {
-		case err == nil && state != holdsend.StateClaimed: // completed, or gone since, under this claim id
-			a.settled = true
-			return nil
-		case err == nil && (how == "aborted" || committed):
-			return fmt.Errorf("holdsend: the commit failed: %w", lost)
-		case errors.Is(err, sql.ErrNoRows) || ctx.Err() != nil:
-			a.settled = true
-			return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, lost)
-		}
-		committed = how == "committed" // and claimed: by create, or the commit came while the question was answered
-		select {                       // a database that restarts answers soon
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
-	}
-}
-
-func (a *postgresAttempt) ask(ctx context.Context) (state holdsend.State, how string, err error) {
-	err = a.store.withConn(ctx, func(conn *sql.Conn) error {
-		return a.store.query(ctx, conn, []any{&state, &how}, a.sql.Outcome,
-			a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid)
+	fate := postgressql.FindOut(ctx, sql.ErrNoRows, func(ctx context.Context) (state, how string, err error) {
+		err = a.store.withConn(ctx, func(conn *sql.Conn) error {
+			return a.store.query(ctx, conn, []any{&state, &how}, a.sql.Outcome,
+				a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid)
+		})
+		return state, how, err
 	})
-	return state, how, err
+	if fate == postgressql.NotStored {
+		return fmt.Errorf("holdsend: nothing was stored: %w", lost)
+	}
+	a.settled = true
+	if fate == postgressql.Unknown {
+		return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, lost)
+	}
+	return nil
 }
 
 // Abort implements [holdsend.Attempt].
@@ -194,7 +179,7 @@ func (a *postgresAttempt) Abort(ctx context.Context) error {
 			how, err := a.store.freeOn(ctx, a.conn, a)
 			if err == nil {
 				a.release()
-				return freeResult(how, nil)
+				return postgressql.FreeError(how, nil, holdsend.ErrTxEnded)
 			}
 		}
 		a.destroy()

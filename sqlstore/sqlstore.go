@@ -33,11 +33,6 @@ const (
 
 	// endTimeout bounds what must happen although the client is gone, such as freeing a key.
 	endTimeout = 5 * time.Second
-
-	// outcomeTimeout bounds finding out what became of a COMMIT whose answer was lost.
-	outcomeTimeout = 10 * time.Second
-	outcomePause   = 100 * time.Millisecond
-	shortestPause  = 2 * time.Millisecond // the first one; each is twice the one before
 )
 
 // Options configures the stores and the schemas. Nil means all defaults.

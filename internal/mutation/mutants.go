@@ -112,13 +112,13 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: a transaction that still runs is taken for one that failed", "a COMMIT under way is waited for",
-		[]edit{{attempt, "(how == \"aborted\" || committed)", "(how != \"committed\" || committed)"}},
+		[]edit{{"internal/postgressql/ended.go", "case how == Aborted || committed:", "case how != Committed || committed:"}},
 		root("^TestPostgresLostCommitAnswer$/^cache_statement$"),
 	},
 	{
 		"Postgres: unknown outcome, and the key aborted", "while the outcome is unknown the key is kept",
 		[]edit{
-			{attempt, "ctx.Err() != nil:\n\t\t\ta.settled = true\n\t\t\treturn fmt.Errorf(\"%w: %w\", ErrOutcomeUnknown, lost)", "ctx.Err() != nil:\n\t\t\treturn lost"},
+			{attempt, "if fate == postgressql.NotStored {", "if fate != postgressql.Stored {"},
 		},
 		root("^TestPostgresOutcomeUnknown$"),
 	},
@@ -184,7 +184,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: lost COMMIT answer taken for a commit", "a lost COMMIT answer is found out",
-		[]edit{{"sqlstore/postgres_attempt.go", "case err == nil && state != holdsend.StateClaimed: //", "case err == nil && state != \"\": //"}},
+		[]edit{{"internal/postgressql/ended.go", "case state != \"claimed\": //", "case state != \"\": //"}},
 		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
 	},
 	{
@@ -194,12 +194,12 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: a transaction that still runs is taken for one that failed", "a COMMIT under way is waited for",
-		[]edit{{"sqlstore/postgres_attempt.go", "(how == \"aborted\" || committed)", "(how != \"committed\" || committed)"}},
+		[]edit{{"internal/postgressql/ended.go", "case how == Aborted || committed:", "case how != Committed || committed:"}},
 		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
 	},
 	{
 		"Postgres through database/sql: unknown outcome, and the key aborted", "while the outcome is unknown the key is kept",
-		[]edit{{"sqlstore/postgres_attempt.go", "ctx.Err() != nil:\n\t\t\ta.settled = true\n\t\t\treturn fmt.Errorf(\"%w: %w\", holdsend.ErrOutcomeUnknown, lost)", "ctx.Err() != nil:\n\t\t\treturn lost"}},
+		[]edit{{"sqlstore/postgres_attempt.go", "if fate == postgressql.NotStored {", "if fate != postgressql.Stored {"}},
 		sql("^TestPostgresOutcomeUnknown$/^pgx$"),
 	},
 	{

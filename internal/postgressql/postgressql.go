@@ -89,9 +89,13 @@ RETURNING ctid::text`
 //
 // SKIP LOCKED: a living attempt holds a lock on its row, so the row is not found, and nobody waits. It is the lock that
 // tells a living attempt from a dead one; the age only spares the moment between claim and lock.
+//
+// lock_timeout: if another takes the place while this statement looks at the row, Postgres goes on to the row's new version,
+// and there SKIP LOCKED does not count: it would wait for the other's create. LockNotAvailable says so: ask again. (From the
+// function's place below the lock it is set before any lock is taken.)
 const replace = `WITH old AS (
 	SELECT tableoid AS old_table, ctid AS old_row
-	FROM {records}
+	FROM {records}, set_config('lock_timeout', '100ms', true)
 	WHERE {scope} AND claim_id::text = $7::text AND state = $8::text
 		AND (expires_at <= statement_timestamp()
 			OR state = 'claimed' AND claimed_at <= statement_timestamp() - $6::bigint * interval '1 microsecond')
@@ -145,6 +149,9 @@ FOR NO KEY UPDATE`
 FOR NO KEY UPDATE`
 )
 
+// LockNotAvailable is the SQLSTATE of a statement that waited for longer than lock_timeout.
+const LockNotAvailable = "55P03"
+
 // GuardLost and GuardEnded are quoted in the error that complete raises when its guard fails.
 const (
 	GuardLost  = "holdsend: claim lost"
@@ -185,9 +192,6 @@ const how = `coalesce((
 		END
 		FROM {records} WHERE {scope} AND claim_id = $4::text::uuid
 	), pg_xact_status($5::text::xid8), '')`
-
-// InProgress is what Settle, Free and Outcome say while the attempt's transaction has not ended: ask again.
-const InProgress = "in progress"
 
 // settle completes a record whose attempt's transaction create had already ended, if it ended it by COMMIT: freeing the
 // key would double that write. It returns how the transaction ended and whether the record was completed.

@@ -184,7 +184,7 @@ func TestSQLiteSettingsAreSetBack(t *testing.T) {
 		}) {
 			var timeout, synchronous int
 			require.NoError(t, q.QueryRow("SELECT timeout, synchronous FROM pragma_busy_timeout, pragma_synchronous").Scan(&timeout, &synchronous))
-			require.Equal(t, 5000, timeout)
+			require.Equal(t, 60_000, timeout) // sqliteDSN
 			require.Equal(t, 3, synchronous)
 		}
 		for range 2 {

@@ -30,9 +30,9 @@ func eachSQLite(t *testing.T, test func(t *testing.T, driver string)) {
 	}
 }
 
-// sqliteDSN names a file that any driver here opens as a store needs it.
+// sqliteDSN names a file that any driver here opens as a store needs it. It waits for long: many tests write at once.
 func sqliteDSN(path string) string {
-	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)"
+	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(60000)&_pragma=journal_mode(WAL)"
 }
 
 func openSQLite(t testing.TB, driver, path string) *sql.DB {
@@ -42,8 +42,17 @@ func openSQLite(t testing.TB, driver, path string) *sql.DB {
 	return db
 }
 
-// newSQLite opens a fresh file with the tables of the tests, and a store on it.
+// newSQLite opens a fresh file with the tables of the tests, and a store on it. The store waits for writers as long as the
+// file does, unless told otherwise.
 func newSQLite(t testing.TB, driver string, o *sqlstore.Options) (*sqlstore.SQLiteStore, *sql.DB) {
+	var filled sqlstore.Options
+	if o != nil {
+		filled = *o
+	}
+	if filled.BusyTimeout == 0 {
+		filled.BusyTimeout = time.Minute
+	}
+	o = &filled
 	db := openSQLite(t, driver, filepath.Join(t.TempDir(), "test.db"))
 	execute(t, db, sqlstore.SQLiteSchema(o))
 	execute(t, db, "CREATE TABLE writes (name TEXT NOT NULL)")

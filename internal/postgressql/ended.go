@@ -1,0 +1,110 @@
+package postgressql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// How an attempt's transaction ended, in the words of pg_xact_status.
+const (
+	Committed  = "committed"
+	Aborted    = "aborted"
+	InProgress = "in progress" // a backend whose connection was lost notices that in its own time
+)
+
+const (
+	// outcomeTimeout bounds finding out what became of a COMMIT whose answer was lost. It is a bound of its own: the
+	// request's may be used up by then, and a database that restarts is worth waiting for.
+	outcomeTimeout = 10 * time.Second
+
+	shortestPause = 2 * time.Millisecond // between two questions; each is twice the one before
+	longestPause  = 100 * time.Millisecond
+)
+
+// untilEnded asks until it is answered something else than that it is not over, or ctx ends.
+func untilEnded(ctx context.Context, ask func() (over bool)) error {
+	for pause := shortestPause; !ask(); pause = min(2*pause, longestPause) {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// Judge runs Settle or Free by ask, and again while the database has not ended the attempt's transaction.
+func Judge(ctx context.Context, ask func() (how string, err error)) error {
+	var err error
+	ended := untilEnded(ctx, func() bool {
+		var how string
+		how, err = ask()
+		return err != nil || how != InProgress
+	})
+	if ended != nil {
+		return fmt.Errorf("holdsend: the database has not ended the attempt's transaction: %w", ended)
+	}
+	return err
+}
+
+// A Fate is what became of a COMMIT whose answer was lost.
+type Fate int
+
+const (
+	Unknown   Fate = iota
+	NotStored      // the attempt is free to abort
+	Stored
+)
+
+// FindOut runs Outcome by ask until the truth about a COMMIT is known, or its time is up. A database that restarts answers
+// soon, so errors are asked again; gone says which one means that the claim is no longer there.
+func FindOut(ctx context.Context, gone error, ask func(ctx context.Context) (state, how string, err error)) Fate {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
+	defer cancel()
+	fate, committed := Unknown, false
+	_ = untilEnded(ctx, func() bool {
+		state, how, err := ask(ctx)
+		switch {
+		case err != nil:
+			return errors.Is(err, gone)
+		case state != "claimed": // completed, or a tombstone since, under this claim id
+			fate = Stored
+		case how == Aborted || committed:
+			fate = NotStored
+		}
+		committed = how == Committed // and claimed: by create, or the commit came while the question was answered
+		return fate != Unknown
+	})
+	return fate
+}
+
+// FreeError says what came of Free. Ended is the error of a create that ended its own transaction.
+func FreeError(how string, err, ended error) error {
+	switch {
+	case err != nil:
+		return fmt.Errorf("holdsend: free the key of a failed attempt (a retry takes it over when the attempt's connection has ended): %w", err)
+	case how == Committed:
+		return fmt.Errorf("holdsend: create committed its transaction and then gave no 2xx to store, so its key stays claimed until ForgetOwner: %w", ended)
+	case how != Aborted:
+		return errors.New("holdsend: the database cannot tell how the attempt's transaction ended, so its key was not freed")
+	}
+	return nil
+}
+
+// Explain adds the fix to errors that a wrong set-up gives, by their SQLSTATE. The text shows no value: the errors of
+// drivers print the server's message alone. Options is the name of the type that has Schema and Table.
+func Explain(sqlState, options string, err error) error {
+	switch sqlState {
+	case "42P01", "3F000":
+		return fmt.Errorf("holdsend: the records table was not found: run PostgresSchema, or set %s.Schema and Table: %w", options, err)
+	case "42703":
+		return fmt.Errorf("holdsend: the records table lacks a column: run PostgresSchema of this version: %w", err)
+	case "42501":
+		return fmt.Errorf("holdsend: the database role needs SELECT, INSERT, UPDATE and DELETE on the records table: %w", err)
+	case "25006":
+		return fmt.Errorf("holdsend: the database is read-only: connect to a primary: %w", err)
+	}
+	return err
+}
