@@ -363,6 +363,7 @@ func (c *connection) relayServer() {
 		if loses && m.kind() == 'Z' {
 			c.setMute() // what was held back is what is lost
 			_ = output.Flush()
+			close(fault.happened) // before the client can see it, and before executed: who waits for that may cut the connection
 			if !fault.fault.Silent {
 				c.client.Close()
 			}
@@ -379,9 +380,6 @@ func (c *connection) relayServer() {
 		heldBack = nil
 		if fault != nil && m.kind() == 'Z' {
 			fault.answered = true
-			if loses {
-				close(fault.happened) // first: who waits for executed may cut the connection
-			}
 			close(fault.executed)
 			if !fault.fault.Silent {
 				return
