@@ -97,6 +97,6 @@ func TestAllocationsOnPostgres(t *testing.T) {
 	create, _ := medianCost(func(n int) { send("item-" + strconv.Itoa(10_000+n))() })
 	replay, _ := medianCost(func(int) { send("item-0000")() })
 	t.Logf("a create makes %d allocations, a replay %d", create, replay)
-	assert.LessOrEqual(t, create, uint64(178))
-	assert.LessOrEqual(t, replay, uint64(182))
+	assert.LessOrEqual(t, create, uint64(163))
+	assert.LessOrEqual(t, replay, uint64(165))
 }
