@@ -255,6 +255,7 @@ func (s *PostgresStore) Begin(ctx context.Context, c Claim) (Attempt[pgx.Tx], *R
 
 // begin claims c.Scope for a and opens its transaction, or returns the record that stands there.
 func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) (*Record, error) {
+	races := 0
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -323,6 +324,9 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 				return record, err
 			}
 			c.Replace = nil // what stood there, or was to be replaced, is gone
+			if races++; races == postgressql.MostRaces {
+				return nil, postgressql.ErrHidden
+			}
 			continue
 		}
 

@@ -269,3 +269,12 @@ func TestPostgresCopyFromLeftBehindUnkeyed(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, b.notes())
 }
+
+// A table that drops what is inserted, or hides it, is an error and no endless loop.
+func TestPostgresTableTakesNoClaim(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, nil)
+	pgtest.Exec(t, b.aside, pgtest.DropInserts)
+	_, err := b.send(key, insertNote)
+	require.ErrorContains(t, err, "row security or a trigger")
+}

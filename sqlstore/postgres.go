@@ -119,6 +119,7 @@ func (s *PostgresStore) Begin(ctx context.Context, c holdsend.Claim) (holdsend.A
 
 // begin claims c.Scope for a and opens its transaction, or returns the record that stands there.
 func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsend.Claim) (*recordRow[time.Time], error) {
+	races := 0
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -136,6 +137,9 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsen
 		if errors.Is(err, sql.ErrNoRows) || c.Replace != nil && sqlState(err) == postgressql.LockNotAvailable {
 			// Neither won nor lost: another claim came in between, or what was to be replaced is gone.
 			c.Replace, a.sent = nil, false
+			if races++; races == postgressql.MostRaces {
+				return nil, postgressql.ErrHidden
+			}
 			continue
 		}
 		if err != nil {

@@ -27,7 +27,7 @@ func measureCosts(b *bench) []table {
 		b.setting = outer
 		b.cluster = pgtest.StartCluster(b, map[string]string{
 			"autovacuum": "off", "wal_writer_delay": "10s", "checkpoint_timeout": "1h", "max_wal_size": "16GB",
-			"bgwriter_lru_maxpages": "0", "wal_level": "minimal", "max_wal_senders": "0",
+			"bgwriter_lru_maxpages": "0", "wal_level": "minimal", "max_wal_senders": "0", "shared_buffers": "16MB",
 		})
 		for _, replayed := range []bool{false, true} {
 			name := "create"

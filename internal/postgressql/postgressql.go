@@ -5,7 +5,10 @@
 // microseconds.
 package postgressql
 
-import "strings"
+import (
+	"errors"
+	"strings"
+)
 
 // Statements is the SQL of a store for one table.
 type Statements struct {
@@ -148,6 +151,12 @@ FOR NO KEY UPDATE`
 	lockByRow = lock + `ctid = $1::text::tid AND claim_id = $2::text::uuid AND state = 'claimed'
 FOR NO KEY UPDATE`
 )
+
+// MostRaces is how often a claim may neither be made nor meet another before that is ErrHidden. Races are over sooner.
+const MostRaces = 100
+
+// ErrHidden says that the table takes no claim, and shows none.
+var ErrHidden = errors.New("holdsend: the key can be neither claimed nor found: row security or a trigger on the records table hides or drops rows, and must not")
 
 // LockNotAvailable is the SQLSTATE of a statement that waited for longer than lock_timeout.
 const LockNotAvailable = "55P03"

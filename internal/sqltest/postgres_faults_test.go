@@ -722,6 +722,17 @@ func TestPostgresRequestIsCancelledAfterCreate(t *testing.T) {
 	})
 }
 
+// A table that drops what is inserted, or hides it, is an error and no endless loop.
+func TestPostgresTableTakesNoClaim(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		pgtest.Exec(t, b.aside, pgtest.DropInserts)
+		_, err := b.send(key, insertNote)
+		require.ErrorContains(t, err, "row security or a trigger")
+	})
+}
+
 // Errors for a wrong set-up say what to do, and show no value.
 func TestPostgresExplains(t *testing.T) {
 	t.Parallel()
