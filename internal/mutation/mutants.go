@@ -61,7 +61,10 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: take-over waits for a living attempt (no SKIP LOCKED)", "Begin never waits for another attempt",
-		[]edit{{postgres, "\tFOR UPDATE SKIP LOCKED\n)\nUPDATE", "\tFOR UPDATE\n)\nUPDATE"}},
+		[]edit{
+			{postgres, "\tFOR UPDATE SKIP LOCKED\n)\nUPDATE", "\tFOR UPDATE\n)\nUPDATE"},
+			{postgres, "'lock_timeout', '100ms'", "'lock_timeout', '0'"},
+		},
 		root(postgresContract + "^Replace"),
 	},
 	{
