@@ -316,7 +316,13 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 			continue
 		}
 		if err != nil {
-			return nil, undo(ctx, a.conn, err)
+			err = undo(ctx, a.conn, err)
+			if sqlState(err) == "25006" { // read-only: nothing can be claimed, but what is completed can be replayed
+				if record, findErr := s.standing(ctx, a); findErr == nil && record.State != StateClaimed && !record.Expired {
+					return record, nil
+				}
+			}
+			return nil, err
 		}
 		if a.row == "" {
 			record, err := s.standing(ctx, a)

@@ -3,6 +3,7 @@ package holdsend_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -89,6 +90,57 @@ func TestPostgresLostCommitAnswer(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, c.stored, again.Outcome == holdsend.OutcomeReplayed)
 				require.Equal(t, 2, b.notes())
+			})
+		}
+	}
+}
+
+// What may fail runs in a nested transaction, and does: pgx rolls back to its savepoint and leaves it open, so the record is
+// completed inside of it. The answer to COMMIT is lost while it is under way.
+func TestPostgresLostCommitAnswerAfterANestedRollback(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			b, proxy := newProxiedBed(t, mode, nil)
+			fault := proxy.Inject(pgproxy.Fault{Do: pgproxy.HoldCommit})
+			go func() {
+				assertAsksAgain(t, proxy)
+				fault.Release()
+			}()
+			answer, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+				err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return execAll(ctx, tx, "SELECT 1/0") })
+				if err == nil {
+					return holdsend.Response{}, errors.New("the savepoint hid an error")
+				}
+				return insertNote(ctx, tx, in)
+			})
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+			require.Equal(t, 1, b.notes())
+		})
+	}
+}
+
+// Create commits by itself, and the statement that completes its record, or keeps its key, does not get to its COMMIT.
+func TestPostgresCommittedByCreateThenCut(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		for _, status := range []int{201, 404} {
+			t.Run(fmt.Sprintf("%s/%d", mode, status), func(t *testing.T) {
+				t.Parallel()
+				b, proxy := newProxiedBed(t, mode, nil)
+				cut := proxy.Inject(pgproxy.Fault{Do: pgproxy.CutBeforeCommit, When: func(batch pgproxy.Batch) bool {
+					return batch.Contains("WITH attempt AS")
+				}})
+				_, _ = b.send(key, func(ctx context.Context, tx pgx.Tx, _ holdsend.Incoming) (holdsend.Response, error) {
+					return holdsend.Response{Status: status}, execAll(ctx, tx, "INSERT INTO notes VALUES ('hello')", "COMMIT")
+				})
+				require.True(t, cut.Happened())
+				r := request(key)
+				r.Wait = -1
+				_, _ = holdsend.HandleIdempotent(context.Background(), b.store, r, insertNote)
+				require.Equal(t, 1, b.notes(), "the write was doubled")
 			})
 		}
 	}

@@ -957,3 +957,19 @@ func TestPostgresForgetsAfterTheClockIsSetBack(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, forgotten)
 }
+
+// A database that is read-only claims nothing, but replays.
+func TestPostgresReplaysFromAReadOnlyDatabase(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, nil)
+	_, err := b.send(key, insertNote)
+	require.NoError(t, err)
+	pool := pgtest.Pool(t, pgtest.With(t, b.url, "default_transaction_read_only", "on"), nil)
+	store, err := holdsend.NewPostgresStore(pool, nil)
+	require.NoError(t, err)
+	answer, err := holdsend.HandleIdempotent(context.Background(), store, request(key), insertNote)
+	require.NoError(t, err)
+	require.Equal(t, holdsend.OutcomeReplayed, answer.Outcome)
+	_, err = holdsend.HandleIdempotent(context.Background(), store, request("item-0002"), insertNote)
+	require.ErrorContains(t, err, "read-only")
+}

@@ -142,6 +142,14 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsen
 			}
 			continue
 		}
+		if sqlState(err) == "25006" { // read-only: nothing can be claimed, but what is completed can be replayed
+			findErr := s.query(ctx, a.conn, row.targets(), s.sql.Find,
+				c.Scope.Owner, c.Scope.Operation, c.Scope.Key, s.o.TakeOverAfter.Microseconds())
+			if findErr == nil && *row.state != string(holdsend.StateClaimed) && !*row.expired {
+				a.sent = false
+				return &row, nil
+			}
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -160,6 +168,9 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsen
 			// By its row: under Serializable the table must not be read by its index, and it is no dearer elsewhere.
 			err = a.tx.QueryRowContext(txCtx, s.sql.LockByRow, *won, a.claimID, s.o.MaxIdle.Milliseconds()).
 				Scan(&a.row, &a.xid, &a.table, &level, &defaultLevel, &idle)
+		}
+		if err == nil {
+			s.committed.Store(levelOf(defaultLevel)) // somebody may change it while the service runs
 		}
 		if err == nil {
 			err = s.qualify(txCtx, a)
@@ -397,11 +408,7 @@ func (s *PostgresStore) query(ctx context.Context, conn *sql.Conn, targets []any
 		if err := conn.QueryRowContext(ctx, postgressql.DefaultIsolation).Scan(&level); err != nil {
 			return err
 		}
-		known := int32(levelOther)
-		if level == "read committed" {
-			known = levelReadCommitted
-		}
-		s.committed.Store(known)
+		s.committed.Store(levelOf(level))
 	}
 	if s.committed.Load() == levelReadCommitted {
 		return conn.QueryRowContext(ctx, statement, args...).Scan(targets...)
@@ -409,6 +416,13 @@ func (s *PostgresStore) query(ctx context.Context, conn *sql.Conn, targets []any
 	return inReadCommitted(ctx, conn, func(tx *sql.Tx) error {
 		return tx.QueryRowContext(ctx, statement, args...).Scan(targets...)
 	})
+}
+
+func levelOf(name string) int32 {
+	if name == "read committed" {
+		return levelReadCommitted
+	}
+	return levelOther
 }
 
 // inReadCommitted commits also where a statement returned no row. COMMIT goes apart, so that a call which ended with its

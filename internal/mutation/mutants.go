@@ -110,8 +110,13 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: a transaction's id is proof enough", "after a crash the id of a transaction that is lost may be another's",
-		[]edit{{postgres, "WHEN xmax = $5::text::xid8::xid THEN", "WHEN true THEN"}},
+		[]edit{{postgres, "WHEN xmax = '0' THEN 'aborted'", "WHEN false THEN 'aborted'"}},
 		root("^TestPostgresCrashGivesTheTransactionsIDAgain$"),
+	},
+	{
+		"Postgres: a mark that is not the attempt's id is taken for none", "nested transactions and failed settlements leave another mark",
+		[]edit{{postgres, "WHEN xmax = '0' THEN 'aborted'", "WHEN xmax <> $5::text::xid8::xid THEN 'aborted'"}},
+		root("^TestPostgres(LostCommitAnswerAfterANestedRollback|CommittedByCreateThenCut)$/^cache_statement"),
 	},
 	{
 		"Postgres: a transaction that still runs is taken for one that failed", "a COMMIT under way is waited for",
@@ -192,7 +197,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: a transaction's id is proof enough", "after a crash the id of a transaction that is lost may be another's",
-		[]edit{{postgres, "WHEN xmax = $5::text::xid8::xid THEN", "WHEN true THEN"}},
+		[]edit{{postgres, "WHEN xmax = '0' THEN 'aborted'", "WHEN false THEN 'aborted'"}},
 		sql("^TestPostgresCrashGivesTheTransactionsIDAgain$"),
 	},
 	{

@@ -189,15 +189,16 @@ END AS integer)`
 // $1 to $3 scope, $4 claim id, $5 transaction id.
 //
 // A transaction id alone is no proof. After a crash, or on a standby that took over, the ids that never got there are given
-// again, and the same id may belong to anybody. But an attempt locks its claim, and leaves its id in the claim's xmax, where
-// the lock goes through the log as everything does: what has the mark has seen the transaction, and gives its id to nobody
-// else. Without the mark nothing of the transaction is there. So no other statement may lock a claim and leave it as it
-// is: that would take the mark's place. Where the claim is gone, the answer decides nothing.
+// again, and the same id may belong to anybody. But an attempt locks its claim, which leaves a mark in the claim's xmax, and the
+// lock goes through the log as everything does: a database that has the mark has seen the transaction, and gives its id to
+// nobody else. Where there is no mark at all, nothing of the transaction is there. The mark need not be the id itself:
+// completing inside of a savepoint makes it another, and so does a Settle or a Free that did not get to its commit. So no
+// statement may take it away. Where the claim is gone, the answer decides nothing.
 const how = `coalesce((
 		SELECT CASE
 			WHEN state <> 'claimed' OR claimed_at = 'infinity' THEN 'committed'
-			WHEN xmax = $5::text::xid8::xid THEN pg_xact_status($5::text::xid8)
-			ELSE 'aborted'
+			WHEN xmax = '0' THEN 'aborted'
+			ELSE pg_xact_status($5::text::xid8)
 		END
 		FROM {records} WHERE {scope} AND claim_id = $4::text::uuid
 	), pg_xact_status($5::text::xid8), '')`

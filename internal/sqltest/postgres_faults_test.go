@@ -203,6 +203,86 @@ func TestPostgresLostCommitAnswer(t *testing.T) {
 	})
 }
 
+// The record is completed inside of a savepoint that create left open, and the answer to COMMIT is lost while it is under way.
+func TestPostgresLostCommitAnswerInASavepoint(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		fault := b.proxy.Inject(pgproxy.Fault{Do: pgproxy.HoldCommit})
+		go func() {
+			b.assertAsksAgain()
+			fault.Release()
+		}()
+		answer, err := b.send(key, inserting(created, nil, "SAVEPOINT one"))
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+		require.Equal(t, 1, b.notes())
+	})
+}
+
+// Create commits by itself, and the backend that completes its record, or keeps its key, ends before it has committed that.
+func TestPostgresCommittedByCreateThenTerminated(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		for _, status := range []int{201, 404} {
+			b := newBed(t, driver, nil)
+			pgtest.Exec(t, b.aside, `CREATE SEQUENCE times; CREATE FUNCTION ends_once() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN IF nextval('times') = 1 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN NULL; END $$;
+				CREATE TRIGGER ends_once AFTER UPDATE ON holdsend_records FOR EACH ROW EXECUTE FUNCTION ends_once()`)
+			_, _ = b.send(key, inserting(holdsend.Response{Status: status}, nil, "COMMIT"))
+			r := request(key)
+			r.Wait = -1
+			_, _ = holdsend.HandleIdempotent(context.Background(), b.store, r, insertNote)
+			require.Equal(t, 1, b.notes(), "the write was doubled")
+		}
+	})
+}
+
+// The database's default level changes while a service runs: the library's statements stay at read committed, but for the
+// first claim, by which the store notices it.
+func TestPostgresDefaultLevelChanges(t *testing.T) {
+	t.Parallel()
+	cluster := pgtest.StartCluster(t, nil)
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBedOn(t, driver, pgtest.Schema(t, cluster.URL()), nil)
+		pgtest.Exec(t, b.aside, `CREATE TABLE levels (key text, level text);
+			CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN INSERT INTO levels VALUES (NEW.key, current_setting('transaction_isolation')); RETURN NULL; END $$;
+			CREATE TRIGGER note AFTER INSERT ON holdsend_records FOR EACH ROW EXECUTE FUNCTION note()`)
+		send := func(key string) {
+			_, err := b.send(key, insertNote)
+			require.NoError(t, err)
+		}
+		send("item-0000")
+		pgtest.Exec(t, b.aside, "ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'repeatable read'")
+		b.killBackends()
+		send("item-0001")
+		send("item-0002")
+		require.Equal(t, "read committed", pgtest.Value[string](t, b.aside, "SELECT level FROM levels WHERE key = 'item-0002'"))
+		pgtest.Exec(t, b.aside, "ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
+	})
+}
+
+// A database that is read-only claims nothing, but replays.
+func TestPostgresReplaysFromAReadOnlyDatabase(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		url := pgtest.URL(t)
+		_, err := newBedOn(t, driver, url, nil).send(key, insertNote)
+		require.NoError(t, err)
+		db, err := sql.Open(driver, pgtest.With(t, url, "default_transaction_read_only", "on"))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = db.Close() })
+		store, err := sqlstore.NewPostgres(db, nil)
+		require.NoError(t, err)
+		answer, err := holdsend.HandleIdempotent(t.Context(), store, request(key), insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeReplayed, answer.Outcome)
+		_, err = holdsend.HandleIdempotent(t.Context(), store, request("item-0002"), insertNote)
+		require.ErrorContains(t, err, "read-only")
+	})
+}
+
 func isCompletion(batch pgproxy.Batch) bool {
 	return batch.Contains("state = 'completed', completed_at")
 }
