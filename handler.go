@@ -97,7 +97,9 @@ func Handler[Tx any](store Store[Tx], owner OwnerFunc, create func(r *http.Reque
 		panic("holdsend: Handler needs a create function")
 	}
 	l.create = func(ctx context.Context, r *http.Request, body []byte, tx Tx, in Incoming) (Response, error) {
-		return create(requestWithBody(ctx, r, body), tx, in)
+		q := requestWithBody(ctx, r, body)
+		defer removeFiles(q)
+		return create(q, tx, in)
 	}
 	return http.HandlerFunc(l.serve)
 }
@@ -123,7 +125,9 @@ func Middleware[Tx any](store Store[Tx], owner OwnerFunc, o *MiddlewareOptions) 
 		l := *shared
 		l.create = func(ctx context.Context, r *http.Request, body []byte, tx Tx, in Incoming) (Response, error) {
 			a := newAttemptContext(ctx, tx, in)
-			next.ServeHTTP(&a.held, a.request.fill(a, r, body))
+			q := a.request.fill(a, r, body)
+			defer removeFiles(q)
+			next.ServeHTTP(&a.held, q)
 			if err := ctx.Err(); err != nil && !a.held.wrote {
 				return Response{}, err
 			}
@@ -234,7 +238,9 @@ func (l *layer[Tx]) content(r *http.Request, body roomyBody) (any, error) {
 	var content any
 	var err error
 	if l.options.Content != nil {
-		content, err = l.options.Content(requestWithBody(r.Context(), r, body.bytes()), body.bytes())
+		q := requestWithBody(r.Context(), r, body.bytes())
+		defer removeFiles(q)
+		content, err = l.options.Content(q, body.bytes())
 	} else {
 		content, err = defaultContent(r, body)
 	}
@@ -263,6 +269,9 @@ func (l *layer[Tx]) refuseBody(w http.ResponseWriter, r *http.Request, err error
 // readBody reads the whole body, of limit bytes at most. A body that says it is larger is not read at all.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, error) {
 	if r.Body == nil || r.Body == http.NoBody {
+		if r.ContentLength > 0 || isParsed(r) {
+			return roomyBody{}, errBodyTaken
+		}
 		return roomyBody{}, nil
 	}
 	if r.ContentLength > limit {
@@ -283,7 +292,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, e
 		switch size := int64(len(text) - len(contentOpening)); {
 		case size > limit: // of a request that net/http's server did not make
 			return roomyBody{}, &http.MaxBytesError{Limit: limit}
-		case err == io.EOF && size == 0 && declared > 0:
+		case err == io.EOF && size == 0 && (declared > 0 || isParsed(r)):
 			return roomyBody{}, errBodyTaken // a client that sends less than it declared is an error below
 		case err == io.EOF:
 			return roomyBody{text}, nil
@@ -300,7 +309,17 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (roomyBody, e
 	}
 }
 
+// isParsed reports whether a form was read from the body of r, whose length may be unknown.
+func isParsed(r *http.Request) bool { return len(r.PostForm) > 0 || r.MultipartForm != nil }
+
 // requestWithBody returns a copy of r on ctx, whose body is body from the start.
 func requestWithBody(ctx context.Context, r *http.Request, body []byte) *http.Request {
 	return new(readRequest).fill(ctx, r, body)
+}
+
+// removeFiles removes what a form of q was spilled to: net/http does it for its own request alone, of which q is a copy.
+func removeFiles(q *http.Request) {
+	if q.MultipartForm != nil {
+		_ = q.MultipartForm.RemoveAll()
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -563,6 +564,84 @@ func TestLayerBodyTaken(t *testing.T) {
 	requireProblem(t, serve(handler, r), http.StatusInternalServerError, "internal")
 	assert.ErrorContains(t, reported, "read before")
 	assert.Empty(t, store.claims)
+}
+
+// Whatever has taken the body before, and whether its length was known: two bodies are not taken for the same.
+func TestLayerBodyTakenOverHTTP(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		take      func(r *http.Request)
+		isChunked bool
+	}{
+		"a form of unknown length": {func(r *http.Request) { _ = r.FormValue("_method") }, true},
+		"a form of known length":   {func(r *http.Request) { _ = r.FormValue("_method") }, false},
+		"http.NoBody in its place": {func(r *http.Request) { _, _ = io.ReadAll(r.Body); r.Body = http.NoBody }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inner := holdsend.Middleware(holdsend.NewMemoryStore(nil), ownerAda, nil)(
+				http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(201) }))
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				c.take(r)
+				inner.ServeHTTP(w, r)
+			}))
+			t.Cleanup(server.Close)
+			for _, text := range []string{"text=one", "text=two"} {
+				var body io.Reader = strings.NewReader(text)
+				if c.isChunked {
+					body = io.MultiReader(body)
+				}
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, body)
+				require.NoError(t, err)
+				r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+				r.Header.Set(holdsend.HeaderIdempotencyKey, "item-0001")
+				response, err := server.Client().Do(r)
+				require.NoError(t, err)
+				require.NoError(t, response.Body.Close())
+				require.Equal(t, http.StatusInternalServerError, response.StatusCode)
+			}
+		})
+	}
+}
+
+// A form that does not fit in memory goes to files, which net/http removes at the end of a request. It does not know of the
+// request that the library hands on.
+func TestLayerRemovesTheFilesOfAForm(t *testing.T) { // not parallel: it sets TMPDIR
+	parse := func(r *http.Request) {
+		if err := r.ParseMultipartForm(1); err != nil {
+			panic(err)
+		}
+	}
+	for name, handler := range map[string]http.Handler{
+		"Middleware": holdsend.Middleware(holdsend.NewMemoryStore(nil), ownerAda, nil)(
+			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { parse(r); w.WriteHeader(201) })),
+		"Handler": holdsend.Handler(holdsend.NewMemoryStore(nil), ownerAda,
+			func(r *http.Request, _ *holdsend.MemoryTx, _ holdsend.Incoming) (holdsend.Response, error) {
+				parse(r)
+				return holdsend.Response{Status: 201}, nil
+			}, nil),
+		"Content": holdsend.Middleware(holdsend.NewMemoryStore(nil), ownerAda, &holdsend.MiddlewareOptions{
+			Content: func(r *http.Request, _ []byte) (any, error) { parse(r); return "the form", nil },
+		})(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(201) })),
+	} {
+		t.Run(name, func(t *testing.T) {
+			directory := t.TempDir()
+			t.Setenv("TMPDIR", directory)
+			var body bytes.Buffer
+			form := multipart.NewWriter(&body)
+			part, err := form.CreateFormFile("photo", "photo.png")
+			require.NoError(t, err)
+			_, err = part.Write(make([]byte, 500<<10))
+			require.NoError(t, err)
+			require.NoError(t, form.Close())
+			r := newRequest(http.MethodPost, "/notes", body.String(), keyed("abc-12345"))
+			r.Header.Set("Content-Type", form.FormDataContentType())
+			require.Equal(t, 201, serve(handler, r).StatusCode)
+			files, err := os.ReadDir(directory)
+			require.NoError(t, err)
+			require.Empty(t, files)
+		})
+	}
 }
 
 func TestLayerHandsTheBodyOn(t *testing.T) {
