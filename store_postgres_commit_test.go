@@ -266,8 +266,8 @@ func TestPostgresLostClaimAnswer(t *testing.T) {
 	}
 }
 
-// A create with one INSERT takes three round trips, as an unprotected transaction takes (BEGIN, INSERT, COMMIT); a replay
-// takes two.
+// A create with one INSERT takes three round trips, as an unprotected transaction does (BEGIN, INSERT, COMMIT), and seven
+// statements; a replay takes two, and six.
 func TestPostgresRoundTrips(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
@@ -278,19 +278,28 @@ func TestPostgresRoundTrips(t *testing.T) {
 				_, err := b.send(prepare, insertNote)
 				require.NoError(t, err)
 			}
-			count := func(want holdsend.Outcome) int {
+			count := func(want holdsend.Outcome) (roundTrips, statements int) {
 				proxy.Reset()
 				answer, err := b.send(key, insertNote)
 				require.NoError(t, err)
 				require.Equal(t, want, answer.Outcome)
-				return proxy.RoundTrips()
+				for _, batch := range proxy.Batches() {
+					for _, sql := range batch.SQL {
+						statements += len(strings.Split(strings.Trim(sql, ";"), ";")) // the simple protocol sends many as one
+					}
+				}
+				return proxy.RoundTrips(), statements
 			}
 			create, replay := 3, 2
 			if mode == "describe_exec" { // pgx describes each batch and statement with parameters anew, in a round trip of its own
 				create, replay = 5, 4
 			}
-			require.Equal(t, create, count(holdsend.OutcomeCreated))
-			require.Equal(t, replay, count(holdsend.OutcomeReplayed))
+			roundTrips, statements := count(holdsend.OutcomeCreated)
+			require.Equal(t, create, roundTrips)
+			require.Equal(t, 7, statements, "begin, claim, commit and chain, lock; the INSERT; completion, commit")
+			roundTrips, statements = count(holdsend.OutcomeReplayed)
+			require.Equal(t, replay, roundTrips)
+			require.Equal(t, 6, statements, "begin, claim, commit and chain, lock; the record, rollback")
 		})
 	}
 }
