@@ -3,7 +3,6 @@ package sqltest
 import (
 	"context"
 	"database/sql"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -17,25 +16,11 @@ import (
 	"github.com/holdsend/holdsend-go/sqlstore"
 )
 
-// onLock does something before the statement that locks a claim is sent.
-type onLock struct{ do func() }
-
-func (o onLock) TraceQueryStart(ctx context.Context, _ *pgx.Conn, start pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(start.SQL, "FOR NO KEY UPDATE") {
-		o.do()
-	}
-	return ctx
-}
-
-func (o onLock) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
 // A crash loses an attempt, but not its claim, and afterwards gives the id of the attempt's transaction to another one, which
 // commits. The attempt must not take that for its own: nothing was stored, and the key is free.
 func TestPostgresCrashGivesTheTransactionsIDAgain(t *testing.T) {
 	t.Parallel()
-	cluster := pgtest.StartCluster(t, map[string]string{ // nothing but a commit may flush
-		"autovacuum": "off", "wal_writer_delay": "10s", "checkpoint_timeout": "1h", "bgwriter_lru_maxpages": "0",
-	})
+	cluster := pgtest.StartCluster(t, pgtest.Unflushed())
 	for name, create := range map[string]func(err error) (holdsend.Response, error){
 		"create fails":           func(err error) (holdsend.Response, error) { return holdsend.Response{}, err },
 		"create ignores it":      func(error) (holdsend.Response, error) { return holdsend.Response{Status: 201}, nil },
@@ -48,7 +33,7 @@ func TestPostgresCrashGivesTheTransactionsIDAgain(t *testing.T) {
 			pgtest.Exec(t, aside, "CREATE TABLE writes (name text NOT NULL)")
 			config, err := pgx.ParseConfig(url)
 			require.NoError(t, err)
-			config.Tracer = onLock{func() { pgtest.Exec(t, aside, "INSERT INTO writes VALUES ('a commit flushes the claim')") }}
+			config.Tracer = pgtest.BeforeLock(func() { pgtest.Exec(t, aside, "INSERT INTO writes VALUES ('a commit flushes the claim')") })
 			db := stdlib.OpenDB(*config)
 			t.Cleanup(func() { _ = db.Close() })
 			store, err := sqlstore.NewPostgres(db, nil)
@@ -59,15 +44,7 @@ func TestPostgresCrashGivesTheTransactionsIDAgain(t *testing.T) {
 				require.NoError(t, err)
 				var lost int64
 				require.NoError(t, tx.QueryRow("SELECT pg_current_xact_id()::text::bigint").Scan(&lost))
-				cluster.Stop(t, "immediate")
-				cluster.Start(t)
-				aside.Reset()
-				require.Equal(t, 1, pgtest.Value[int](t, aside, "SELECT count(*) FROM holdsend_records WHERE state = 'claimed'"),
-					"the claim must have survived, or this shows nothing")
-				for pgtest.Value[int64](t, aside, "SELECT pg_current_xact_id()::text::bigint") < lost {
-				}
-				require.Equal(t, "committed", pgtest.Value[string](t, aside, "SELECT pg_xact_status($1::bigint::text::xid8)", lost),
-					"the transaction's id must have been given again, or this shows nothing")
+				cluster.LoseTransaction(t, aside, lost)
 				if create == nil {
 					return response, nil
 				}
