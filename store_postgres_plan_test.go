@@ -80,3 +80,14 @@ func explain(t *testing.T, conn *pgxpool.Conn, sql string) string {
 	require.NoError(t, err)
 	return strings.Join(lines, "\n")
 }
+
+// The last word on one claim a scope is the table's: two that look at the same moment both find it empty.
+func TestPostgresTableHasOneRowAScope(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, nil)
+	const claim = `INSERT INTO holdsend_records (owner, operation, key, state, fingerprint, claim_id, claimed_at)
+		VALUES ('ada', 'note.create', 'abc-12345', 'claimed', 'hs1:00', gen_random_uuid(), now())`
+	pgtest.Exec(t, b.aside, claim)
+	_, err := b.aside.Exec(t.Context(), claim)
+	require.ErrorContains(t, err, "23505")
+}

@@ -42,7 +42,7 @@ var mutants = []mutant{
 			{schema, "resource_ref text COLLATE \"C\",\n\t\t\tPRIMARY KEY (owner, operation, key)\n", "resource_ref text COLLATE \"C\"\n"},
 			{postgres, "ON CONFLICT (owner, operation, key) DO NOTHING\n", ""},
 		},
-		root(postgresContract + "(OneWinnerOfMany|ProtocolCreatesOnce)"),
+		root("^TestPostgresTableHasOneRowAScope$"),
 	},
 	{
 		"Postgres: claim not committed before create", "a claim is visible to everybody before create starts",
