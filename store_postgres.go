@@ -583,7 +583,7 @@ func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (int64, e
 	}
 }
 
-// PurgeExpired implements [Store]. It deletes in batches of 1,000, each a transaction, and rests after each as long as it took.
+// PurgeExpired implements [Store]. It deletes in batches of 1,000, each a transaction.
 func (s *PostgresStore) PurgeExpired(ctx context.Context) (Purged, error) {
 	conn, err := s.acquire(ctx)
 	if err != nil {
@@ -602,16 +602,12 @@ func (s *PostgresStore) PurgeExpired(ctx context.Context) (Purged, error) {
 	} {
 		for from := new(time.Time); from != nil; { // the last batch ends at none
 			var count int64
-			began := time.Now()
 			args := append([]any{*from}, step.args...)
 			err := s.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&count, &from) }, step.sql, args...)
 			if err != nil {
 				return purged, explain(err)
 			}
 			*step.count += count
-			if from != nil {
-				postgressql.Rest(ctx, began)
-			}
 		}
 	}
 	return purged, nil

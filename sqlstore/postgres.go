@@ -372,8 +372,7 @@ func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (forgotte
 	}
 }
 
-// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction, and rests after each as long as
-// it took.
+// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction.
 func (s *PostgresStore) PurgeExpired(ctx context.Context) (holdsend.Purged, error) {
 	var purged holdsend.Purged
 	conn, err := s.acquire(ctx)
@@ -391,14 +390,10 @@ func (s *PostgresStore) PurgeExpired(ctx context.Context) (holdsend.Purged, erro
 	} {
 		for from := new(time.Time); from != nil; { // the last batch ends at none
 			var count int64
-			began := time.Now()
 			if err := s.query(ctx, conn, []any{&count, &from}, step.sql, append([]any{*from}, step.args...)...); err != nil {
 				return purged, explainPostgres(err)
 			}
 			*step.count += count
-			if from != nil {
-				postgressql.Rest(ctx, began)
-			}
 		}
 	}
 	return purged, nil

@@ -6,10 +6,8 @@
 package postgressql
 
 import (
-	"context"
 	"errors"
 	"strings"
-	"time"
 )
 
 // Statements is the SQL of a store for one table.
@@ -282,15 +280,6 @@ WHERE ` + forgettable + ` AND (operation, key) > ($3::text COLLATE "C", $4::text
 ORDER BY operation, key LIMIT 1`
 
 const forgetOne = `DELETE FROM {records} WHERE ` + forgettable + ` AND operation = $3::text AND key = $4::text`
-
-// Rest comes between two batches of a purge, and takes as long as the one did that began then: a purge of very many records
-// leaves half of the database's time to others. It returns early if ctx ends.
-func Rest(ctx context.Context, began time.Time) {
-	select {
-	case <-time.After(time.Since(began)):
-	case <-ctx.Done():
-	}
-}
 
 // purgeRecords and purgeClaims delete one batch each, in the order of an index and from where the last one ended ($1), so
 // that no batch walks over what earlier ones deleted. SKIP LOCKED spares living attempts and waits for nobody.
