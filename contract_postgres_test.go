@@ -28,14 +28,30 @@ func TestPostgresKeepsTheContract(t *testing.T) {
 
 func plain(url string) (string, holdsend.PostgresOptions) { return url, holdsend.PostgresOptions{} }
 
+// Each attempt is one of a process that has completed nothing yet, and so looks for no record before it claims.
 func TestPostgresKeepsTheContractInEveryQueryMode(t *testing.T) {
 	for _, mode := range queryModes[1:] { // the first is the default, and has a test of its own
 		t.Run(mode, func(t *testing.T) {
-			keepsTheContract(t, func(url string) (string, holdsend.PostgresOptions) {
+			lend := lendContractTables(t, func(url string) (string, holdsend.PostgresOptions) {
 				return pgtest.With(t, url, "default_query_exec_mode", mode), holdsend.PostgresOptions{}
+			})
+			contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] {
+				c := lend(t)
+				h := c.harness(t)
+				h.Store = manyProcesses{c.store(t), func() *holdsend.PostgresStore { return c.store(t) }}
+				return h
 			})
 		})
 	}
+}
+
+type manyProcesses struct {
+	*holdsend.PostgresStore
+	start func() *holdsend.PostgresStore
+}
+
+func (m manyProcesses) Begin(ctx context.Context, c holdsend.Claim) (holdsend.Attempt[pgx.Tx], *holdsend.Record, error) {
+	return m.start().Begin(ctx, c)
 }
 
 // Read committed is what TestPostgresKeepsTheContract has. TxOptions leave the library's own statements as they are, so one
@@ -79,10 +95,14 @@ func schemaOf(t *testing.T, url string) string {
 // Cases use tables and pools one after the other. Tests of whole contracts are not parallel with each other: each of the
 // cases that run at once has tables and connections, and the server does not have enough of them for all contracts.
 func keepsTheContract(t *testing.T, variant func(url string) (string, holdsend.PostgresOptions)) {
-	lend := pgtest.Lend(func() *contractTables { return newContractTables(t, variant) }, func(t testing.TB, c *contractTables) {
+	lend := lendContractTables(t, variant)
+	contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] { return lend(t).harness(t) })
+}
+
+func lendContractTables(t *testing.T, variant func(url string) (string, holdsend.PostgresOptions)) func(testing.TB) *contractTables {
+	return pgtest.Lend(func() *contractTables { return newContractTables(t, variant) }, func(t testing.TB, c *contractTables) {
 		pgtest.Empty(t, c.aside, "holdsend_records, writes, holds")
 	})
-	contracttest.Run(t, func(t *testing.T) contracttest.Harness[pgx.Tx] { return lend(t).harness(t) })
 }
 
 // contractTables are the tables that a case needs, and the pools on them.
@@ -112,12 +132,16 @@ func newContractTables(t *testing.T, variant func(url string) (string, holdsend.
 	return c
 }
 
-// harness is for one case: its store is new.
-func (c *contractTables) harness(t *testing.T) contracttest.Harness[pgx.Tx] {
+func (c *contractTables) store(t *testing.T) *holdsend.PostgresStore {
 	store, err := holdsend.NewPostgresStore(c.pool, &c.o)
 	require.NoError(t, err)
+	return store
+}
+
+// harness is for one case: its store is new.
+func (c *contractTables) harness(t *testing.T) contracttest.Harness[pgx.Tx] {
 	return contracttest.Harness[pgx.Tx]{
-		Store:      store,
+		Store:      c.store(t),
 		StaleClaim: c.o.StaleClaim,
 		Write: func(ctx context.Context, tx pgx.Tx, name string) error {
 			_, err := tx.Exec(ctx, "INSERT INTO "+c.schema+".writes VALUES ($1)", name)

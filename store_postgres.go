@@ -75,6 +75,7 @@ type PostgresStore struct {
 	takeOverAfter time.Duration
 	staleClaim    time.Duration
 	maxIdle       time.Duration
+	recent        *recent
 	waiters       Waiters
 }
 
@@ -130,6 +131,7 @@ func NewPostgresStore(db PostgresDB, o *PostgresOptions) (*PostgresStore, error)
 		takeOverAfter: orDefault(o.TakeOverAfter, defaultTakeOverAfter),
 		staleClaim:    orDefault(o.StaleClaim, defaultStaleClaim),
 		maxIdle:       min(orDefault(o.MaxIdle, defaultMaxIdle), 24*24*time.Hour), // the setting is an int32 of milliseconds
+		recent:        newRecent(),
 	}
 	switch o.TxOptions {
 	case pgx.TxOptions{}, pinned:
@@ -219,7 +221,8 @@ func PostgresSchema(o *PostgresOptions) string {
 // database's default: under repeatable read, a statement that waited for a commit fails with 40001 instead of seeing it.
 var pinned = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 
-// Begin implements [Store]. Claim, BEGIN and lock are one round trip; two under Serializable.
+// Begin implements [Store]. Claim, BEGIN and lock are one round trip; two under Serializable. Where a record stands, it is
+// two, or one if this process has completed the record lately.
 func (s *PostgresStore) Begin(ctx context.Context, c Claim) (Attempt[pgx.Tx], *Record, error) {
 	if err := checkScope(c.Scope); err != nil {
 		return nil, nil, err
@@ -255,6 +258,11 @@ func (s *PostgresStore) Begin(ctx context.Context, c Claim) (Attempt[pgx.Tx], *R
 
 // begin claims c.Scope for a and opens its transaction, or returns the record that stands there.
 func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) (*Record, error) {
+	if c.Replace == nil && s.recent.has(c.Scope) {
+		if record, err := s.standing(ctx, a); !errors.Is(err, pgx.ErrNoRows) {
+			return record, err
+		}
+	}
 	races := 0
 	for {
 		if err := ctx.Err(); err != nil {

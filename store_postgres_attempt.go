@@ -71,6 +71,7 @@ func (a *postgresAttempt) Complete(ctx context.Context, c Completion) error {
 	}
 	switch {
 	case err == nil:
+		a.store.recent.add(a.scope)
 		a.finish(ctx)
 		return nil
 	case errors.Is(err, ErrClaimLost):
