@@ -68,6 +68,8 @@ func makers() []maker {
 	return []maker{
 		{"unprotected", unprotected},
 		{"holdsend", protected},
+		{"holdsend elsewhere", elsewhere},
+		{"its statements alone", alone},
 		{"by hand", byHand},
 		{"Fiber", withFiber},
 		{"DBOS", withDBOS},
@@ -101,15 +103,30 @@ func storeNote(ctx context.Context, pool *pgxpool.Pool, owner string) (id int64,
 	return id, tx.Commit(ctx)
 }
 
-// protected is HandleIdempotent on the Postgres store.
+// protected is HandleIdempotent on the Postgres store. A retry comes to the process that has created.
 func protected(b *bench, pool *pgxpool.Pool) way {
+	store := b.store(pool)
+	return way{create: b.handles(store, owner, holdsend.OutcomeCreated), replay: b.handles(store, owner, holdsend.OutcomeReplayed)}
+}
+
+// elsewhere is protected, but a retry comes to another process. Its records are in the same table, and another owner's.
+func elsewhere(b *bench, pool *pgxpool.Pool) way {
+	const owner = owner + ".elsewhere"
+	return way{
+		create: b.handles(b.store(pool), owner, holdsend.OutcomeCreated),
+		replay: b.handles(b.store(pool), owner, holdsend.OutcomeReplayed),
+	}
+}
+
+func (b *bench) store(pool *pgxpool.Pool) *holdsend.PostgresStore {
 	pgtest.Exec(b, pool, holdsend.PostgresSchema(nil))
 	store, err := holdsend.NewPostgresStore(pool, nil)
 	b.check(err)
-	return way{
-		create: func(key string) error { return handle(b.ctx, store, owner, key, holdsend.OutcomeCreated) },
-		replay: func(key string) error { return handle(b.ctx, store, owner, key, holdsend.OutcomeReplayed) },
-	}
+	return store
+}
+
+func (b *bench) handles(store holdsend.Store[pgx.Tx], owner string, want holdsend.Outcome) func(key string) error {
+	return func(key string) error { return handle(b.ctx, store, owner, key, want) }
 }
 
 func handle(ctx context.Context, store holdsend.Store[pgx.Tx], owner, key string, want holdsend.Outcome) error {
