@@ -73,6 +73,34 @@ func TestPostgresPlans(t *testing.T) {
 	t.Run("before the next vacuum", check)
 }
 
+// A batch reads its own rows, however many others a plan for their real number would rather read along.
+func TestPostgresPlansOfBatches(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.Schema(t, pgtest.URL(t)), nil)
+	pgtest.Exec(t, pool, holdsend.PostgresSchema(nil))
+	pgtest.Exec(t, pool, `INSERT INTO holdsend_records (owner, operation, key, state, fingerprint, claim_id, claimed_at, completed_at, expires_at)
+		SELECT 'ada', 'note.create', 'item-' || n, 'completed', 'hs1:', gen_random_uuid(), now(), now(), now() - n * interval '1 s'
+		FROM generate_series(1, 20000) n;
+		INSERT INTO holdsend_records (owner, operation, key, state, fingerprint, claim_id, claimed_at)
+		SELECT 'ada', 'note.create', 'claim-' || n, 'claimed', 'hs1:', gen_random_uuid(), now() - n * interval '1 s'
+		FROM generate_series(1, 20000) n; ANALYZE holdsend_records`)
+	conn, err := pool.Acquire(context.Background())
+	require.NoError(t, err)
+	defer conn.Release()
+	pgtest.Exec(t, conn, "SET plan_cache_mode = force_custom_plan")
+	sql := postgressql.For("holdsend_records")
+	for name, batch := range map[string]struct{ sql, arguments string }{
+		"PurgeRecords": {sql.PurgeRecords, "('-infinity')"},
+		"PurgeClaims":  {sql.PurgeClaims, "('-infinity', 1)"},
+		"ForgetBatch":  {sql.ForgetBatch, "('ada', 'infinity', '', '')"},
+	} {
+		pgtest.Exec(t, conn, "PREPARE "+name+" AS "+batch.sql)
+		plan := explain(t, conn, "EXECUTE "+name+batch.arguments)
+		require.NotContains(t, plan, "Seq Scan", name)
+		require.Contains(t, plan, "Tid Scan", name)
+	}
+}
+
 func explain(t *testing.T, conn *pgxpool.Conn, sql string) string {
 	rows, err := conn.Query(context.Background(), "EXPLAIN (COSTS OFF) "+sql)
 	require.NoError(t, err)

@@ -973,3 +973,19 @@ func TestPostgresReplaysFromAReadOnlyDatabase(t *testing.T) {
 	_, err = holdsend.HandleIdempotent(context.Background(), store, request("item-0002"), insertNote)
 	require.ErrorContains(t, err, "read-only")
 }
+
+// A purge leaves two thirds of the time to others. The trigger makes each statement that deletes take 50 ms: two batches and
+// one that finds nothing more, and one for claims.
+func TestPostgresPurgeRests(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, nil)
+	pgtest.Exec(t, b.aside, `INSERT INTO holdsend_records (owner, operation, key, state, fingerprint, claim_id, claimed_at, completed_at, expires_at)
+		SELECT 'ada', 'note.create', 'item-' || n, 'completed', 'hs1:', gen_random_uuid(), now(), now(), now() FROM generate_series(1, 1001) n;
+		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.05); RETURN NULL; END $$;
+		CREATE TRIGGER slow AFTER DELETE ON holdsend_records EXECUTE FUNCTION slow()`)
+	start := time.Now()
+	purged, err := b.store.PurgeExpired(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, holdsend.Purged{Records: 1001}, purged)
+	require.GreaterOrEqual(t, time.Since(start), (4+2*2)*50*time.Millisecond)
+}

@@ -188,6 +188,7 @@ var mutants = []struct{ caughtBy, flaw string }{
 	{"PurgeSparesKeptRecords", "PurgeExpired deletes tombstones"},
 	{"PurgeSparesLivingAttempts", "PurgeExpired deletes living claims"},
 	{"PurgeSparesLivingAttempts", "PurgeExpired waits for living attempts"},
+	{"PurgeBesideReplacements", "PurgeExpired waits for living attempts"},
 	{"PurgeDeletesUnfinishedClaims", "PurgeExpired spares dead claims"},
 	{"PurgeDeletesUnfinishedClaims", "PurgeExpired counts claims as records"},
 	{"PurgeOnEndedContext", "PurgeExpired runs on an ended context"},

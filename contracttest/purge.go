@@ -2,6 +2,7 @@ package contracttest
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/holdsend/holdsend-go"
@@ -72,6 +73,41 @@ func purgeCases[Tx any]() []contractCase[Tx] {
 				b.unchanged(scope(), seen)
 				b.complete(attempt, response("done"), 0)
 				b.wrote("living", 1)
+			},
+		},
+		{
+			name: "PurgeBesideReplacements",
+			rule: "PurgeExpired neither waits for an attempt that takes an expired record's place at that moment, nor takes it away",
+			run: func(b *bench[Tx]) {
+				for round := range 6 {
+					c := claimOf(scopeOf("key-round-" + string(rune('a'+round))))
+					c.Replace = b.expired(c.Scope, response("old"))
+					var attempt holdsend.Attempt[Tx]
+					b.promptly("PurgeExpired beside a replacement", func(ctx context.Context) {
+						var purges sync.WaitGroup
+						for range 2 {
+							purges.Go(func() {
+								for range 2 {
+									if _, err := b.Store.PurgeExpired(ctx); err != nil {
+										b.breaks("PurgeExpired: %v", err)
+									}
+								}
+							})
+						}
+						var err error
+						for attempt == nil && err == nil { // a purge that has the record keeps it from being replaced
+							attempt, _, err = b.tryBegin(ctx, c)
+						}
+						if err != nil {
+							b.breaks("Begin beside PurgeExpired: %v", err)
+						}
+						purges.Wait()
+					})
+					if attempt != nil {
+						b.complete(attempt, response("new"), 0)
+						b.findState(c.Scope, holdsend.StateCompleted)
+					}
+				}
 			},
 		},
 		{

@@ -13,6 +13,7 @@ import (
 	"github.com/holdsend/holdsend-go"
 	"github.com/holdsend/holdsend-go/internal/bounds"
 	"github.com/holdsend/holdsend-go/internal/postgressql"
+	"github.com/holdsend/holdsend-go/internal/rest"
 )
 
 // connectionTries is on how many connections something is tried before the last one's breaking is the error. Broken ones are
@@ -372,14 +373,10 @@ func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (forgotte
 	}
 }
 
-// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction.
+// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction, and rests after each for twice
+// as long as it took, without a connection.
 func (s *PostgresStore) PurgeExpired(ctx context.Context) (holdsend.Purged, error) {
 	var purged holdsend.Purged
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		return purged, err
-	}
-	defer conn.Close()
 	for _, step := range []struct {
 		count *int64
 		sql   string
@@ -389,14 +386,32 @@ func (s *PostgresStore) PurgeExpired(ctx context.Context) (holdsend.Purged, erro
 		{&purged.Claims, s.sql.PurgeClaims, []any{s.o.StaleClaim.Microseconds()}},
 	} {
 		for from := new(time.Time); from != nil; { // the last batch ends at none
-			var count int64
-			if err := s.query(ctx, conn, []any{&count, &from}, step.sql, append([]any{*from}, step.args...)...); err != nil {
+			began := time.Now()
+			count, next, err := s.purgeBatch(ctx, step.sql, append([]any{*from}, step.args...))
+			switch {
+			case sqlState(err) == postgressql.LockNotAvailable:
+				continue
+			case err != nil:
 				return purged, explainPostgres(err)
 			}
 			*step.count += count
+			if from = next; from != nil {
+				rest.After(ctx, began)
+			}
 		}
 	}
 	return purged, nil
+}
+
+// purgeBatch returns how many it deleted, and where the last of them was.
+func (s *PostgresStore) purgeBatch(ctx context.Context, statement string, args []any) (count int64, last *time.Time, err error) {
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer conn.Close()
+	err = s.query(ctx, conn, []any{&count, &last}, statement, args...)
+	return count, last, err
 }
 
 // query runs one statement that returns a row, in a transaction of its own at read committed, whatever the database's

@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdsend/holdsend-go"
 	"github.com/holdsend/holdsend-go/internal/bounds"
+	"github.com/holdsend/holdsend-go/internal/rest"
 )
 
 const (
@@ -395,8 +396,9 @@ func (s *SQLiteStore) ForgetOwner(ctx context.Context, owner string) (int64, err
 	return s.inBatches(ctx, forEver, s.sql.forget, owner, called)
 }
 
-// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction. Where others hold the write
-// lock for longer than half a second it leaves the rest to its next call.
+// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction, and lets others write for
+// twice as long as each took. Where others hold the write lock for longer than half a second it leaves what is left to its
+// next call.
 func (s *SQLiteStore) PurgeExpired(ctx context.Context) (holdsend.Purged, error) {
 	records, err := s.inBatches(ctx, purgeWait, s.sql.purgeRecords)
 	purged := holdsend.Purged{Records: records}
@@ -409,11 +411,13 @@ func (s *SQLiteStore) PurgeExpired(ctx context.Context) (holdsend.Purged, error)
 	return purged, err
 }
 
-// inBatches runs a deleting statement until it deletes nothing any more.
+// inBatches runs a deleting statement until it deletes nothing any more, and rests in between.
 func (s *SQLiteStore) inBatches(ctx context.Context, limit time.Duration, statement string, args ...any) (deleted int64, err error) {
 	for {
 		var rows int64
+		var began time.Time
 		err := s.whenFree(ctx, limit, func(conn *sqliteConn) (err error) {
+			began = time.Now()
 			if err = conn.hurry(false); err == nil {
 				rows, err = conn.exec(statement, args...)
 			}
@@ -423,6 +427,7 @@ func (s *SQLiteStore) inBatches(ctx context.Context, limit time.Duration, statem
 			return deleted, explain(err, "SQLiteSchema")
 		}
 		deleted += rows
+		rest.After(ctx, began)
 	}
 }
 

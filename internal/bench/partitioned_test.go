@@ -73,6 +73,33 @@ func TestPartitionsAreUsed(t *testing.T) {
 	require.Greater(t, pgtest.Value[int](t, pool, "SELECT count(DISTINCT tableoid) FROM holdsend_records"), 8)
 }
 
+// Rows of different partitions have the same ctid. What was completed by one owner must not go with what another's purge or
+// erasure finds.
+func TestPartitionsAreErasedRowByRow(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.URL(t), nil)
+	pgtest.Exec(t, pool, partitionedSQL+holdsend.PostgresSchema(nil))
+	// Each owner is in turn expired, kept and an unfinished claim, so that any ctid is each of these in some partition.
+	pgtest.Exec(t, pool, `INSERT INTO holdsend_records (owner, operation, key, state, fingerprint, claim_id, claimed_at, completed_at, expires_at)
+		SELECT owner, 'note.create', 'item-' || n, CASE kind WHEN 2 THEN 'claimed' ELSE 'completed' END, 'hs1:', gen_random_uuid(),
+			now() - interval '2 days', CASE WHEN kind < 2 THEN now() END, CASE kind WHEN 0 THEN now() WHEN 1 THEN now() + interval '1 day' END
+		FROM generate_series(1, 20) n, generate_series(1, 60) owner, LATERAL (SELECT (owner + n) % 3) AS k (kind)`)
+	store, err := holdsend.NewPostgresStore(pool, nil)
+	require.NoError(t, err)
+	purged, err := store.PurgeExpired(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, holdsend.Purged{Records: 400, Claims: 400}, purged)
+	kept := func() (kept int) {
+		return pgtest.Value[int](t, pool, "SELECT count(*) FROM holdsend_records WHERE state = 'completed' AND expires_at > now()")
+	}
+	require.Equal(t, 400, kept())
+	forgotten, err := store.ForgetOwner(t.Context(), "7")
+	require.NoError(t, err)
+	require.Equal(t, 400-int(forgotten), kept())
+	require.Equal(t, 400-int(forgotten), pgtest.Value[int](t, pool, "SELECT count(*) FROM holdsend_records"))
+	require.Positive(t, forgotten)
+}
+
 // partitionedTables are the tables that a case of the contract needs, and the pools on them. Cases use them one after the
 // other.
 type partitionedTables struct {

@@ -32,6 +32,7 @@ func For(records string) *Statements {
 	// Outermost first; the table's name last, for it may look like a placeholder.
 	fill := func(sql string) string {
 		sql = strings.NewReplacer("{how}", strings.ReplaceAll(how, "{scope}", scope), "{scope}", scope).Replace(sql)
+		sql = strings.NewReplacer("{old}", old, "{hurry}", hurry).Replace(sql)
 		return strings.NewReplacer("{records}", records, "{records literal}", Literal(records)).Replace(sql)
 	}
 	withRecord := func(sql, takeOverAfter string) string {
@@ -261,6 +262,11 @@ const (
 // record's place while this statement waited.
 const forgettable = `owner = $1::text AND (claimed_at <= $2::timestamptz OR claimed_at > clock_timestamp())`
 
+// old finds the rows that a batch has locked. The array has them fetched one by one: a join with them would read the table from
+// end to end where Postgres thinks that cheaper, and it is not, for each batch does it again. A ctid alone names a row in
+// each partition.
+const old = `ctid = ANY (ARRAY(SELECT old_row FROM old)) AND (tableoid, ctid) IN (SELECT old_table, old_row FROM old)`
+
 // forgetBatch deletes up to a batch of an owner's records, after the scope in $3 and $4, and returns the last one it
 // took. It leaves those that an attempt holds.
 const forgetBatch = `WITH old AS (
@@ -270,7 +276,7 @@ const forgetBatch = `WITH old AS (
 	ORDER BY operation, key LIMIT 1000
 	FOR UPDATE SKIP LOCKED
 ), forgotten AS (
-	DELETE FROM {records} USING old WHERE ctid = old_row AND tableoid = old_table RETURNING operation, key
+	DELETE FROM {records} WHERE {old} RETURNING operation, key
 )
 SELECT operation, key, count(*) OVER () FROM forgotten ORDER BY operation DESC, key DESC LIMIT 1`
 
@@ -282,28 +288,32 @@ ORDER BY operation, key LIMIT 1`
 const forgetOne = `DELETE FROM {records} WHERE ` + forgettable + ` AND operation = $3::text AND key = $4::text`
 
 // purgeRecords and purgeClaims delete one batch each, in the order of an index and from where the last one ended ($1), so
-// that no batch walks over what earlier ones deleted. SKIP LOCKED spares living attempts and waits for nobody.
+// that no batch walks over what earlier ones deleted. SKIP LOCKED spares living attempts and waits for nobody; where it would
+// (see replace), LockNotAvailable asks for another try.
 const purgeRecords = `WITH old AS (
 	SELECT tableoid AS old_table, ctid AS old_row
 	FROM {records}
-	WHERE expires_at >= $1::timestamptz AND expires_at <= statement_timestamp()
+	WHERE expires_at >= $1::timestamptz AND expires_at <= statement_timestamp() AND {hurry}
 	ORDER BY expires_at LIMIT 1000
 	FOR UPDATE SKIP LOCKED
 ), purged AS (
-	DELETE FROM {records} USING old WHERE ctid = old_row AND tableoid = old_table RETURNING expires_at
+	DELETE FROM {records} WHERE {old} RETURNING expires_at
 )
 SELECT count(*), max(expires_at) FROM purged`
+
+// hurry is evaluated once, before the first row.
+const hurry = `(SELECT set_config('lock_timeout', '100ms', true)) IS NOT NULL`
 
 // completed_at IS NULL is the index's condition, which no other statement may repeat: see schema.sql. $2 StaleClaim.
 const purgeClaims = `WITH old AS (
 	SELECT tableoid AS old_table, ctid AS old_row
 	FROM {records}
 	WHERE completed_at IS NULL AND state = 'claimed' AND claimed_at >= $1::timestamptz
-		AND claimed_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+		AND claimed_at <= statement_timestamp() - $2::bigint * interval '1 microsecond' AND {hurry}
 	ORDER BY claimed_at LIMIT 1000
 	FOR UPDATE SKIP LOCKED
 ), purged AS (
-	DELETE FROM {records} USING old WHERE ctid = old_row AND tableoid = old_table RETURNING claimed_at
+	DELETE FROM {records} WHERE {old} RETURNING claimed_at
 )
 SELECT count(*), max(claimed_at) FROM purged`
 
