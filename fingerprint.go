@@ -1,6 +1,7 @@
 package holdsend
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"crypto/sha256"
@@ -8,6 +9,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
+	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -143,23 +146,23 @@ func jsonText(operation string, content any) (framedJSON, error) {
 func hashHS1(operation string, text framedJSON, order keyOrder) (sum [sha256.Size]byte, readingsDiffer bool, err error) {
 	c := canonicalizers.Get().(*canonicalizer)
 	defer c.release()
-	canonical, err := c.canonicalize(text, order)
-	if err != nil {
-		return sum, false, err
-	}
-
 	length := 0
 	for _, r := range operation {
 		length += utf16.RuneLen(r)
 	}
-	digest := sha256.New()
+	if c.digest == nil {
+		c.digest = sha256.New()
+	}
+	c.digest.Reset()
 	c.prefix = strconv.AppendInt(c.prefix[:0], int64(length), 10)
 	c.prefix = append(c.prefix, ':')
 	c.prefix = append(c.prefix, operation...)
 	c.prefix = append(c.prefix, '|')
-	digest.Write(c.prefix)
-	digest.Write(canonical)
-	digest.Sum(sum[:0])
+	c.digest.Write(c.prefix)
+	if err := c.canonicalize(text, order, c.digest); err != nil {
+		return sum, false, err
+	}
+	copy(sum[:], c.digest.Sum(c.prefix[:0]))
 	return sum, c.indexKeys, nil
 }
 
@@ -180,7 +183,7 @@ const (
 // written followed by text[copied:pos]; a place in it is an offset into both, as place returns.
 //
 // An object whose keys are out of order is put in order as it closes, if it is small. A large one stays as it is until
-// the output is assembled at the end: moving its members at once would copy the innermost ones once for every object
+// the output is assembled, at the end: moving its members at once would copy the innermost ones once for every object
 // around them, up to 10,000 times.
 type canonicalizer struct {
 	text  []byte
@@ -196,8 +199,9 @@ type canonicalizer struct {
 	indexKeys bool     // an array-index key stands beside another key, so that the readings may differ
 
 	small     []byte // a small object as it was
-	assembled []byte
+	assembled *bufio.Writer
 	prefix    []byte
+	digest    hash.Hash
 }
 
 // maxSmall is the size of a small object in bytes. It bounds how often one byte is moved: at most once for every small
@@ -240,24 +244,25 @@ func (c *canonicalizer) release() {
 		objects:   c.objects[:0],
 		reordered: c.reordered[:0],
 		small:     c.small[:0],
-		assembled: c.assembled[:0],
+		assembled: c.assembled,
 		prefix:    c.prefix[:0],
+		digest:    c.digest,
 	}
 	canonicalizers.Put(c)
 }
 
-// canonicalize returns the canonical form of text, which lies in text or in c: it is good until c is released.
-func (c *canonicalizer) canonicalize(content framedJSON, order keyOrder) ([]byte, error) {
+// canonicalize writes the canonical form of content to a hash, which cannot fail.
+func (c *canonicalizer) canonicalize(content framedJSON, order keyOrder, to io.Writer) error {
 	c.text, c.pos, c.order = content.text, content.from, order
 	depth := min(content.from, 1)
 	c.skipSpace()
 	if err := c.value(depth); err != nil {
-		return nil, err
+		return err
 	}
 	end := c.place()
 	if next := c.spaceEnd(); next != content.to {
 		c.pos = next
-		return nil, c.fail("something follows the value")
+		return c.fail("something follows the value")
 	}
 	if content.to < len(c.text) {
 		c.skipSpace()
@@ -265,10 +270,16 @@ func (c *canonicalizer) canonicalize(content framedJSON, order keyOrder) ([]byte
 		end = c.place()
 	}
 	if len(c.objects) == 0 {
-		return c.output(0, end), nil
+		_, _ = to.Write(c.output(0, end))
+		return nil
 	}
-	c.assembled = c.assemble(slices.Grow(c.assembled, end), span{0, end, 0})
-	return c.assembled, nil
+	if c.assembled == nil {
+		c.assembled = bufio.NewWriter(nil)
+	}
+	c.assembled.Reset(to)
+	c.assemble(span{0, end, 0})
+	_ = c.assembled.Flush()
+	return nil
 }
 
 // fail returns the error for what stands at pos. It shows where, never what.
@@ -287,7 +298,7 @@ func (c *canonicalizer) place() int {
 // replace leaves text[from:to] out of the output. What goes there instead may then be appended to written.
 func (c *canonicalizer) replace(from, to int) {
 	if len(c.written) == 0 && from > c.copied {
-		c.written = slices.Grow(c.written, len(c.text)) // the output is seldom longer
+		c.written = slices.Grow(c.written, len(c.text)+len(c.text)/16) // the output is seldom longer
 	}
 	c.written = append(c.written, c.text[c.copied:from]...)
 	c.copied = to
@@ -306,25 +317,25 @@ func (c *canonicalizer) output(from, to int) []byte {
 	return c.text[from+shift : to+shift]
 }
 
-// assemble appends s of the output to dst, with the objects in it put in order.
-func (c *canonicalizer) assemble(dst []byte, s span) []byte {
+// assemble writes s of the output, with the objects in it put in order.
+func (c *canonicalizer) assemble(s span) {
 	for i := s.inner; i < len(c.objects) && c.objects[i].start < s.end; {
 		o := c.objects[i]
 		if o.count == 0 {
 			i++
 			continue
 		}
-		dst = append(dst, c.output(s.start, o.start+1)...)
+		_, _ = c.assembled.Write(c.output(s.start, o.start+1))
 		for j, member := range c.reordered[o.first : o.first+o.count] {
 			if j > 0 {
-				dst = append(dst, ',')
+				_ = c.assembled.WriteByte(',')
 			}
-			dst = c.assemble(dst, member)
+			c.assemble(member)
 		}
 		s.start = o.end - 1 // the closing brace
 		i = o.next
 	}
-	return append(dst, c.output(s.start, s.end)...)
+	_, _ = c.assembled.Write(c.output(s.start, s.end))
 }
 
 // peek returns the byte at pos, or 0, which no JSON text has outside or inside of a string.
@@ -499,14 +510,35 @@ func (c *canonicalizer) close(self, base int, inOrder bool) {
 	}
 }
 
+// fewMembers is how many are sorted by insertion, which moves each as little as can be: most objects have no more.
+const fewMembers = 16
+
 // sort sorts members by key and leaves out those that do not count.
 func (c *canonicalizer) sort(members []member) []member {
-	slices.SortFunc(members, func(a, b member) int {
-		if order := c.compare(&a, &b); order != 0 {
-			return order
+	duplicates := false
+	if len(members) <= fewMembers {
+		for i := 1; i < len(members); i++ {
+			m, at := members[i], i
+			for ; at > 0; at-- {
+				order := c.compare(&m, &members[at-1])
+				if order >= 0 {
+					duplicates = duplicates || order == 0
+					break
+				}
+				members[at] = members[at-1]
+			}
+			members[at] = m
 		}
-		return cmp.Compare(a.start, b.start)
-	})
+	} else {
+		slices.SortFunc(members, func(a, b member) int {
+			order := c.compare(&a, &b)
+			duplicates = duplicates || order == 0
+			return cmp.Or(order, cmp.Compare(a.start, b.start))
+		})
+	}
+	if !duplicates {
+		return members
+	}
 	counting := members[:0]
 	for i := range members {
 		if i+1 == len(members) || c.compare(&members[i], &members[i+1]) != 0 { // the last of duplicate keys wins
