@@ -162,7 +162,8 @@ func hashHS1(operation string, text framedJSON, order keyOrder) (sum [sha256.Siz
 	if err := c.canonicalize(text, order, c.digest); err != nil {
 		return sum, false, err
 	}
-	copy(sum[:], c.digest.Sum(c.prefix[:0]))
+	c.prefix = c.digest.Sum(c.prefix[:0])
+	copy(sum[:], c.prefix)
 	return sum, c.indexKeys, nil
 }
 
