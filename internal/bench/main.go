@@ -38,6 +38,7 @@ func parts() []part {
 		{"cost", "WAL, flushes, statements, round trips, CPU and allocations of one operation", measureCosts},
 		{"fingerprint", "hs1, against the least that one must do and other canonical forms", measureFingerprints},
 		{"fillfactor", "settings of the table, and the index on claims", measureFillfactor},
+		{"vacuum", "how soon autovacuum comes", measureVacuum},
 		{"partitioned", "records in 16 partitions by owner", measurePartitions},
 		{"scale", "many records: how creates, replays, storage, purge and forget grow", measureScale},
 	}
