@@ -101,7 +101,7 @@ func TestAllocationsOnPostgres(t *testing.T) {
 	b.store = elsewhere
 	replay, _ := medianCost(func(int) { send("item-0000")() })
 	t.Logf("a create makes %d allocations, a replay %d, or %d in another process", create, known, replay)
-	assert.LessOrEqual(t, create, uint64(163))
+	assert.LessOrEqual(t, create, uint64(157))
 	assert.LessOrEqual(t, known, uint64(110))
-	assert.LessOrEqual(t, replay, uint64(165))
+	assert.LessOrEqual(t, replay, uint64(161))
 }

@@ -269,7 +269,8 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		claimSQL, args := a.sql.Claim, []any{c.Scope.Owner, c.Scope.Operation, c.Scope.Key, a.claimID, c.Fingerprint}
+		lockArgs := []any{c.Scope.Owner, c.Scope.Operation, c.Scope.Key, a.claimID, s.maxIdle.Milliseconds()}
+		claimSQL, args := a.sql.Claim, append(lockArgs[:4:4], c.Fingerprint)
 		if c.Replace != nil {
 			claimSQL = a.sql.Replace
 			args = append(args, s.takeOverAfter.Microseconds(), c.Replace.ClaimID, string(c.Replace.State))
@@ -289,7 +290,7 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 			b.Queue(s.beginSQL)
 		}
 		if beginning != apart {
-			b.Queue(a.sql.LockByScope, c.Scope.Owner, c.Scope.Operation, c.Scope.Key, a.claimID, s.maxIdle.Milliseconds())
+			b.Queue(a.sql.LockByScope, lockArgs...)
 		}
 		results := a.conn.SendBatch(ctx, b)
 		a.tx = results.Tx()

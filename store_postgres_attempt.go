@@ -45,8 +45,7 @@ type postgresAttempt struct {
 var _ Warner = (*postgresAttempt)(nil)
 
 func (a *postgresAttempt) scanLock(row pgx.Row) error {
-	var idle string
-	return row.Scan(&a.row, &a.xid, &a.table, &a.level, &a.defaultLevel, &idle)
+	return row.Scan(&a.row, &a.xid, &a.table, &a.level, &a.defaultLevel, nil)
 }
 
 // Tx implements [Attempt].

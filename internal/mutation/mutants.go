@@ -63,7 +63,7 @@ var mutants = []mutant{
 		"Postgres: take-over waits for a living attempt (no SKIP LOCKED)", "Begin never waits for another attempt",
 		[]edit{
 			{postgres, "\tFOR UPDATE SKIP LOCKED\n)\nUPDATE", "\tFOR UPDATE\n)\nUPDATE"},
-			{postgres, "'lock_timeout', '100ms'", "'lock_timeout', '0'"},
+			{postgres, "{records}, set_config('lock_timeout', '100ms', true)", "{records}, set_config('lock_timeout', '0', true)"},
 		},
 		root(postgresContract + "^Replace"),
 	},
@@ -149,6 +149,16 @@ var mutants = []mutant{
 		"Postgres: purge waits for living claims, and takes them", "purge spares living attempts and waits for none",
 		[]edit{{postgres, "\tORDER BY claimed_at LIMIT 1000\n\tFOR UPDATE SKIP LOCKED\n", "\tORDER BY claimed_at LIMIT 1000\n\tFOR UPDATE\n"}},
 		root(postgresContract + "^Purge"),
+	},
+	{
+		"Postgres: a batch finds its rows by their place in any partition", "purge deletes what it has found, and nothing else",
+		[]edit{{postgres, "(tableoid, ctid) IN (SELECT old_table, old_row FROM old)", "tableoid IN (SELECT old_table FROM old)"}},
+		tests{"internal/bench", "^TestPartitionsAreErasedRowByRow$"},
+	},
+	{
+		"Postgres: a record that this process remembers must still stand", "where nothing stands, Begin claims",
+		[]edit{{"store_postgres.go", "s.standing(ctx, a); !errors.Is(err, pgx.ErrNoRows) {", "s.standing(ctx, a); record != nil || err != nil {"}},
+		root(postgresContract + "^Forget"),
 	},
 	{
 		"Postgres: forget takes newer records", "ForgetOwner deletes only what is older than its call",
@@ -300,6 +310,11 @@ var mutants = []mutant{
 	},
 
 	// The protocol.
+	{
+		"protocol: of duplicate keys any counts", "of duplicate keys the last one counts",
+		[]edit{{"fingerprint.go", "\t\t\t\tif order >= 0 {", "\t\t\t\tif order > 0 {"}},
+		root("^TestCanonical"),
+	},
 	{
 		"protocol: state before content", "content is compared before state",
 		[]edit{{protocol, "\tif !same {\n\t\treturn final, refusal(", "\tif !same && record.State == StateCompleted {\n\t\treturn final, refusal("}},
