@@ -66,11 +66,16 @@ type PostgresOptions struct {
 // It starts no goroutine and keeps no session state. A create takes one connection for its whole run; a waiting
 // duplicate takes none between two looks.
 type PostgresStore struct {
-	db            PostgresDB
-	sql           *postgressql.Statements
-	qualified     bool     // the table's name carries its schema
-	resolved      sync.Map // table oid (int64) to *postgressql.Statements, where it does not
-	txOptions     pgx.TxOptions
+	db        PostgresDB
+	sql       *postgressql.Statements
+	qualified bool     // the table's name carries its schema
+	resolved  sync.Map // table oid (int64) to *postgressql.Statements, where it does not
+	txOptions pgx.TxOptions
+
+	// pinned is how every statement of the library runs outside the attempt's transaction, whatever the database's default
+	// level: under repeatable read, a statement that waited for a commit fails with 40001 instead of seeing it.
+	pinned pgx.TxOptions
+
 	beginSQL      string
 	beginning     atomic.Int32 // how attempts' transactions begin: one of the values below
 	takeOverAfter time.Duration
@@ -128,6 +133,7 @@ func NewPostgresStore(db PostgresDB, o *PostgresOptions) (*PostgresStore, error)
 		sql:           postgressql.For(tableIdentifier(o)),
 		qualified:     o.Schema != "",
 		txOptions:     o.TxOptions,
+		pinned:        pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: o.TxOptions.AccessMode},
 		beginSQL:      beginSQL,
 		takeOverAfter: orDefault(o.TakeOverAfter, defaultTakeOverAfter),
 		staleClaim:    orDefault(o.StaleClaim, defaultStaleClaim),
@@ -135,7 +141,7 @@ func NewPostgresStore(db PostgresDB, o *PostgresOptions) (*PostgresStore, error)
 		recent:        newRecent(),
 	}
 	switch o.TxOptions {
-	case pgx.TxOptions{}, pinned:
+	case pgx.TxOptions{}, s.pinned:
 	default:
 		s.beginning.Store(begun)
 	}
@@ -218,10 +224,6 @@ func PostgresSchema(o *PostgresOptions) string {
 	).Replace(schemaSQL)
 }
 
-// pinned is the isolation level of every statement of the library outside the attempt's transaction, whatever the
-// database's default: under repeatable read, a statement that waited for a commit fails with 40001 instead of seeing it.
-var pinned = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
-
 // Begin implements [Store]. Claim, BEGIN and lock are one round trip; two under Serializable. Where a record stands, it is
 // two, or one if this process has completed the record lately.
 func (s *PostgresStore) Begin(ctx context.Context, c Claim) (Attempt[pgx.Tx], *Record, error) {
@@ -278,7 +280,7 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c Claim) 
 		beginning := s.beginning.Load()
 
 		b := &pgx.Batch{}
-		b.BeginTx(pinned)
+		b.BeginTx(s.pinned)
 		b.Queue(claimSQL, args...)
 		// Nobody sees the claim before it is committed.
 		if beginning == chained {
@@ -637,7 +639,7 @@ func (s *PostgresStore) purgeBatch(ctx context.Context, sql string, args []any) 
 // query runs one statement that returns a row, in a transaction of its own at the pinned level, in one round trip.
 func (s *PostgresStore) query(ctx context.Context, conn *pgxpool.Conn, scan func(pgx.Row) error, sql string, args ...any) error {
 	b := &pgx.Batch{}
-	b.BeginTx(pinned)
+	b.BeginTx(s.pinned)
 	b.Queue(sql, args...)
 	b.Queue("commit")
 	results := conn.SendBatch(ctx, b)
@@ -659,7 +661,7 @@ func (s *PostgresStore) query(ctx context.Context, conn *pgxpool.Conn, scan func
 // forgetOne deletes one record, waiting for its attempt. COMMIT goes apart: if it travelled with the DELETE, a call that
 // ended with its context would leave both on their way, to delete the record whenever the attempt ends.
 func (s *PostgresStore) forgetOne(ctx context.Context, conn *pgxpool.Conn, args ...any) (int64, error) {
-	tx, err := conn.BeginTx(ctx, pinned)
+	tx, err := conn.BeginTx(ctx, s.pinned)
 	if err != nil {
 		return 0, err
 	}

@@ -958,7 +958,8 @@ func TestPostgresForgetsAfterTheClockIsSetBack(t *testing.T) {
 	require.EqualValues(t, 1, forgotten)
 }
 
-// A database that is read-only claims nothing, but replays.
+// A database that is read-only claims nothing, but replays. One that is so by default alone claims where the options say that
+// an attempt writes.
 func TestPostgresReplaysFromAReadOnlyDatabase(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, nil, nil)
@@ -972,6 +973,19 @@ func TestPostgresReplaysFromAReadOnlyDatabase(t *testing.T) {
 	require.Equal(t, holdsend.OutcomeReplayed, answer.Outcome)
 	_, err = holdsend.HandleIdempotent(context.Background(), store, request("item-0002"), insertNote)
 	require.ErrorContains(t, err, "read-only")
+
+	writing, err := holdsend.NewPostgresStore(pool, &holdsend.PostgresOptions{TxOptions: pgx.TxOptions{AccessMode: pgx.ReadWrite}})
+	require.NoError(t, err)
+	for _, want := range []holdsend.Outcome{holdsend.OutcomeCreated, holdsend.OutcomeReplayed} {
+		answer, err = holdsend.HandleIdempotent(context.Background(), writing, request("item-0002"), insertNote)
+		require.NoError(t, err)
+		require.Equal(t, want, answer.Outcome)
+	}
+	_, err = writing.PurgeExpired(t.Context())
+	require.NoError(t, err)
+	forgotten, err := writing.ForgetOwner(t.Context(), request(key).Owner)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, forgotten)
 }
 
 // A purge leaves two thirds of the time to others. The trigger makes each statement that deletes take 50 ms: two batches and

@@ -167,7 +167,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: statements at the database's default level", "a statement that waited for a commit sees it",
-		[]edit{{"store_postgres.go", "var pinned = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}", "var pinned = pgx.TxOptions{}"}},
+		[]edit{{"store_postgres.go", "pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: o.TxOptions.AccessMode}", "pgx.TxOptions{}"}},
 		root("^TestPostgresKeepsTheContractUnderEveryIsolationLevel$/^by_the_database's_default$/^repeatable_read$"),
 	},
 	{

@@ -67,8 +67,10 @@ func (s *supervised) do(line string) error {
 	return nil
 }
 
-// end closes the shell's input and waits until it has cleaned up.
+// end closes the shell's input and waits until it has cleaned up. One that does not is killed, which is an error.
 func (s *supervised) end() error {
+	kill := time.AfterFunc(setupTimeout, func() { _ = s.command.Process.Kill() })
+	defer kill.Stop()
 	return errors.Join(s.input.Close(), s.command.Wait(), s.output.Close())
 }
 
