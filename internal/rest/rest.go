@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// share is how many times as long as a batch the rest after it is: measured, creates beside a purge keep nine tenths of
-// their rate with 2, and six tenths with none.
+// share is how many times as long as a batch the rest after it is: others have two thirds of the time.
 const share = 2
 
 // After rests after a batch that began at began. It returns early if ctx ends.
