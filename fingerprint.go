@@ -512,7 +512,7 @@ func (c *canonicalizer) close(self, base int, inOrder bool) {
 }
 
 // fewMembers is how many are sorted by insertion, which moves each as little as can be: most objects have no more.
-const fewMembers = 16
+const fewMembers = 12
 
 // sort sorts members by key and leaves out those that do not count.
 func (c *canonicalizer) sort(members []member) []member {

@@ -407,20 +407,19 @@ func (s *PostgresStore) standing(ctx context.Context, a *postgresAttempt) (*Reco
 	return record, nil
 }
 
-// fitting returns how a transaction of the level that a is to have begins. What is known of a was found out by the lock, in a
-// transaction that began as beginning says.
+// fitting returns how the transaction of an attempt begins, where that of a began as beginning says.
 func (s *PostgresStore) fitting(beginning int32, a *postgresAttempt) int32 {
-	level := a.level
-	if beginning == chained && s.txOptions.IsoLevel == "" {
-		level = a.defaultLevel
+	level := s.txOptions.IsoLevel
+	if level == "" {
+		level = pgx.TxIsoLevel(a.defaultLevel)
 	}
-	switch {
-	case level == string(pgx.Serializable):
+	switch level {
+	case pgx.Serializable:
 		return apart
-	case level != string(pgx.ReadCommitted):
-		return max(beginning, begun)
+	case pgx.ReadCommitted:
+		return beginning
 	}
-	return beginning
+	return max(beginning, begun)
 }
 
 // lockApart begins the attempt's transaction and locks the claim by its row.
@@ -596,7 +595,7 @@ func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (int64, e
 }
 
 // PurgeExpired implements [Store]. It deletes in batches of 1,000, each a transaction, and rests after each for twice as long
-// as it took, without a connection.
+// as it took, a second at most, without a connection.
 func (s *PostgresStore) PurgeExpired(ctx context.Context) (Purged, error) {
 	var purged Purged
 	for _, step := range []struct {
@@ -607,33 +606,36 @@ func (s *PostgresStore) PurgeExpired(ctx context.Context) (Purged, error) {
 		{&purged.Records, s.sql.PurgeRecords, nil},
 		{&purged.Claims, s.sql.PurgeClaims, []any{s.staleClaim.Microseconds()}},
 	} {
+		races := 0
 		for from := new(time.Time); from != nil; { // the last batch ends at none
-			began := time.Now()
-			count, next, err := s.purgeBatch(ctx, step.sql, append([]any{*from}, step.args...))
+			count, next, took, err := s.purgeBatch(ctx, step.sql, append([]any{*from}, step.args...))
 			switch {
-			case sqlState(err) == postgressql.LockNotAvailable:
+			case sqlState(err) == postgressql.LockNotAvailable && races < postgressql.MostRaces:
+				races++
 				continue
 			case err != nil:
 				return purged, explain(err)
 			}
 			*step.count += count
+			races = 0
 			if from = next; from != nil {
-				rest.After(ctx, began)
+				rest.After(ctx, took)
 			}
 		}
 	}
 	return purged, nil
 }
 
-// purgeBatch returns how many it deleted, and where the last of them was.
-func (s *PostgresStore) purgeBatch(ctx context.Context, sql string, args []any) (count int64, last *time.Time, err error) {
+// purgeBatch returns how many it deleted, where the last of them was, and how long it took with a connection.
+func (s *PostgresStore) purgeBatch(ctx context.Context, sql string, args []any) (count int64, last *time.Time, took time.Duration, err error) {
 	conn, err := s.acquire(ctx)
 	if err != nil {
-		return 0, nil, err
+		return 0, nil, 0, err
 	}
 	defer conn.Release()
+	began := time.Now()
 	err = s.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&count, &last) }, sql, args...)
-	return count, last, err
+	return count, last, time.Since(began), err
 }
 
 // query runs one statement that returns a row, in a transaction of its own at the pinned level, in one round trip.

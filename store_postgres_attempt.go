@@ -34,8 +34,7 @@ type postgresAttempt struct {
 	row          string // the ctid of the claim
 	xid          string // the transaction
 	table        int64  // the table's oid
-	level        string // the transaction's isolation level
-	defaultLevel string // the database's
+	defaultLevel string // the database's isolation level
 
 	ended   bool // by Complete or Abort
 	settled bool // nothing is left for Abort to do
@@ -45,7 +44,7 @@ type postgresAttempt struct {
 var _ Warner = (*postgresAttempt)(nil)
 
 func (a *postgresAttempt) scanLock(row pgx.Row) error {
-	return row.Scan(&a.row, &a.xid, &a.table, &a.level, &a.defaultLevel, nil)
+	return row.Scan(&a.row, &a.xid, &a.table, &a.defaultLevel, nil)
 }
 
 // Tx implements [Attempt].

@@ -1003,3 +1003,19 @@ func TestPostgresPurgeRests(t *testing.T) {
 	require.Equal(t, holdsend.Purged{Records: 1001}, purged)
 	require.GreaterOrEqual(t, time.Since(start), (4+2*2)*50*time.Millisecond)
 }
+
+// A lock_timeout of the role's strikes before the purge's own, and asks for no endless tries.
+func TestPostgresPurgeUnderTheRolesLockTimeout(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	b := newBedOn(t, url, pgtest.With(t, url, "lock_timeout", "1ms"), nil, nil)
+	tx, err := b.aside.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE holdsend_records IN SHARE MODE") // as CREATE INDEX does
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	_, err = b.store.PurgeExpired(ctx)
+	require.ErrorContains(t, err, "55P03")
+}

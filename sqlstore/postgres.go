@@ -164,11 +164,11 @@ func (s *PostgresStore) begin(ctx context.Context, a *postgresAttempt, c holdsen
 		stop := context.AfterFunc(ctx, cancel) // while Begin lasts
 		a.cancel = cancel
 		a.tx, err = a.conn.BeginTx(txCtx, &s.o.TxOptions)
-		var level, defaultLevel, idle string
+		var defaultLevel, idle string
 		if err == nil {
 			// By its row: under Serializable the table must not be read by its index, and it is no dearer elsewhere.
 			err = a.tx.QueryRowContext(txCtx, s.sql.LockByRow, *won, a.claimID, s.o.MaxIdle.Milliseconds()).
-				Scan(&a.row, &a.xid, &a.table, &level, &defaultLevel, &idle)
+				Scan(&a.row, &a.xid, &a.table, &defaultLevel, &idle)
 		}
 		if err == nil {
 			s.committed.Store(levelOf(defaultLevel)) // somebody may change it while the service runs
@@ -373,8 +373,8 @@ func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (forgotte
 	}
 }
 
-// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction, and rests after each for twice
-// as long as it took, without a connection.
+// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction, and rests after each for twice as long
+// as it took, a second at most, without a connection.
 func (s *PostgresStore) PurgeExpired(ctx context.Context) (holdsend.Purged, error) {
 	var purged holdsend.Purged
 	for _, step := range []struct {
@@ -385,33 +385,36 @@ func (s *PostgresStore) PurgeExpired(ctx context.Context) (holdsend.Purged, erro
 		{&purged.Records, s.sql.PurgeRecords, nil},
 		{&purged.Claims, s.sql.PurgeClaims, []any{s.o.StaleClaim.Microseconds()}},
 	} {
+		races := 0
 		for from := new(time.Time); from != nil; { // the last batch ends at none
-			began := time.Now()
-			count, next, err := s.purgeBatch(ctx, step.sql, append([]any{*from}, step.args...))
+			count, next, took, err := s.purgeBatch(ctx, step.sql, append([]any{*from}, step.args...))
 			switch {
-			case sqlState(err) == postgressql.LockNotAvailable:
+			case sqlState(err) == postgressql.LockNotAvailable && races < postgressql.MostRaces:
+				races++
 				continue
 			case err != nil:
 				return purged, explainPostgres(err)
 			}
 			*step.count += count
+			races = 0
 			if from = next; from != nil {
-				rest.After(ctx, began)
+				rest.After(ctx, took)
 			}
 		}
 	}
 	return purged, nil
 }
 
-// purgeBatch returns how many it deleted, and where the last of them was.
-func (s *PostgresStore) purgeBatch(ctx context.Context, statement string, args []any) (count int64, last *time.Time, err error) {
+// purgeBatch returns how many it deleted, where the last of them was, and how long it took with a connection.
+func (s *PostgresStore) purgeBatch(ctx context.Context, statement string, args []any) (count int64, last *time.Time, took time.Duration, err error) {
 	conn, err := s.acquire(ctx)
 	if err != nil {
-		return 0, nil, err
+		return 0, nil, 0, err
 	}
 	defer conn.Close()
+	began := time.Now()
 	err = s.query(ctx, conn, []any{&count, &last}, statement, args...)
-	return count, last, err
+	return count, last, time.Since(began), err
 }
 
 // query runs one statement that returns a row, in a transaction of its own at read committed, whatever the database's

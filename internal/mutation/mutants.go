@@ -51,12 +51,12 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: claim by ON CONFLICT alone", "Begin never waits for a completion",
-		[]edit{{postgres, "WHERE NOT EXISTS (SELECT FROM {records} WHERE {scope})\n", ""}},
+		[]edit{{postgres, "WHERE NOT EXISTS (SELECT FROM {records} WHERE {scope}) AND", "WHERE"}},
 		root(postgresContract + "^Begin"),
 	},
 	{
 		"Postgres: attempt does not lock its claim", "a living attempt is never robbed",
-		[]edit{{postgres, "{scope} AND claim_id = $4::text::uuid AND state = 'claimed'\nFOR NO KEY UPDATE`", "{scope} AND claim_id = $4::text::uuid AND state = 'claimed'`"}},
+		[]edit{{postgres, "{scope} AND claim_id = $4::uuid AND state = 'claimed'\nFOR NO KEY UPDATE`", "{scope} AND claim_id = $4::uuid AND state = 'claimed'`"}},
 		root(postgresContract + "^Replace"),
 	},
 	{
@@ -85,7 +85,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: no transaction guard in the completion", "a create that ended its transaction is found out",
-		[]edit{{postgres, "AND state = 'claimed'\n\t\tAND pg_current_xact_id() = $3::text::xid8\n\tRETURNING 1", "AND state = 'claimed'\n\tRETURNING 1"}},
+		[]edit{{postgres, "\tWHEN pg_current_xact_id() <> $3::xid8 THEN '` + GuardEnded + `'\n", "\tWHEN $3::xid8 IS NULL THEN '` + GuardEnded + `'\n"}},
 		root("^TestPostgresCreateThatMistreatsItsTransaction$"),
 	},
 	{

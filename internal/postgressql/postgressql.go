@@ -82,9 +82,8 @@ const record = `state, fingerprint, claim_id::text, least(claimed_at, statement_
 // NOT EXISTS: ON CONFLICT alone waits for whoever is completing, tombstoning or forgetting the row that stands there.
 // With it, a replay also writes and locks nothing.
 const claim = `INSERT INTO {records} (owner, operation, key, state, fingerprint, claim_id, claimed_at)
-SELECT $1::text, $2::text, $3::text, 'claimed', $5::text, $4::text::uuid, statement_timestamp()
-FROM set_config('synchronous_commit', 'off', true)
-WHERE NOT EXISTS (SELECT FROM {records} WHERE {scope})
+SELECT $1::text, $2::text, $3::text, 'claimed', $5::text, $4::uuid, statement_timestamp()
+WHERE NOT EXISTS (SELECT FROM {records} WHERE {scope}) AND set_config('synchronous_commit', 'off', true) = 'off'
 ON CONFLICT (owner, operation, key) DO NOTHING
 RETURNING ctid::text`
 
@@ -125,15 +124,15 @@ SELECT won, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 
 // The first statement of an attempt's transaction locks its claim: while the lock is held, the attempt is alive. No row:
 // the claim was lost meanwhile. It returns what the attempt needs later: the row, the transaction's id (a create that
-// commits by itself is found out by it), the table as the search_path had it (create may change that), and the isolation
-// level of the transaction and of the database's default. MaxIdle is in milliseconds.
+// commits by itself is found out by it), the table as the search_path had it (create may change that), and the database's
+// default isolation level. MaxIdle is in milliseconds.
 //
 // set_config: a process that hangs must not hold its key for ever. A stricter limit of the role or database stands.
 //
 // NO KEY UPDATE: enough to be seen by SKIP LOCKED, and what the completing update takes anyway.
 const (
 	lock = `SELECT ctid::text, pg_current_xact_id()::text, {records literal}::regclass::oid::bigint,
-	current_setting('transaction_isolation'), current_setting('default_transaction_isolation'),
+	current_setting('default_transaction_isolation'),
 	set_config('idle_in_transaction_session_timeout', CASE
 		WHEN current_setting('idle_in_transaction_session_timeout') <> '0'
 			AND current_setting('idle_in_transaction_session_timeout')::interval < {max idle}::bigint * interval '1 millisecond'
@@ -144,16 +143,17 @@ FROM {records}
 WHERE `
 
 	// $4 claim id, $5 MaxIdle.
-	lockByScope = lock + `{scope} AND claim_id = $4::text::uuid AND state = 'claimed'
+	lockByScope = lock + `{scope} AND claim_id = $4::uuid AND state = 'claimed'
 FOR NO KEY UPDATE`
 
 	// lockByRow is for serializable transactions, which must not read the table by its index: creates that have
 	// nothing to do with each other share its pages and would fail with 40001. $1 ctid, $2 claim id, $3 MaxIdle.
-	lockByRow = lock + `ctid = $1::text::tid AND claim_id = $2::text::uuid AND state = 'claimed'
+	lockByRow = lock + `ctid = $1::tid AND claim_id = $2::uuid AND state = 'claimed'
 FOR NO KEY UPDATE`
 )
 
-// MostRaces is how often a claim may neither be made nor meet another before that is ErrHidden. Races are over sooner.
+// MostRaces is how often a claim may neither be made nor meet another before that is ErrHidden, and a batch of a purge meet
+// LockNotAvailable before that is the error. Races are over sooner.
 const MostRaces = 100
 
 // ErrHidden says that the table takes no claim, and shows none.
@@ -176,14 +176,13 @@ const complete = `WITH completed AS (
 	UPDATE {records} SET state = 'completed', completed_at = statement_timestamp(),
 		expires_at = statement_timestamp() + $4::bigint * interval '1 microsecond',
 		status = $5::bigint, header = $6::text, body = $7::bytea, resource_ref = $8::text
-	WHERE ctid = $1::text::tid AND claim_id = $2::text::uuid AND state = 'claimed'
-		AND pg_current_xact_id() = $3::text::xid8
+	WHERE ctid = $1::tid AND claim_id = $2::uuid AND state = 'claimed'
 	RETURNING 1
 )
 SELECT CAST(CASE
-	WHEN EXISTS (SELECT FROM completed) THEN '1'
-	WHEN pg_current_xact_id() = $3::text::xid8 THEN '` + GuardLost + `'
-	ELSE '` + GuardEnded + `'
+	WHEN pg_current_xact_id() <> $3::xid8 THEN '` + GuardEnded + `'
+	WHEN NOT EXISTS (SELECT FROM completed) THEN '` + GuardLost + `'
+	ELSE '1'
 END AS integer)`
 
 // how an attempt's transaction ended, judged on any connection: 'committed', 'aborted', or 'in progress' until it has ended.

@@ -6,12 +6,17 @@ import (
 	"time"
 )
 
-// share is how many times as long as a batch the rest after it is: others have two thirds of the time.
-const share = 2
+const (
+	// share is how many times as long as a batch the rest after it is: others have two thirds of the time.
+	share = 2
 
-// After rests after a batch that began at began. It returns early if ctx ends.
-func After(ctx context.Context, began time.Time) {
-	timer := time.NewTimer(share * time.Since(began))
+	// most is the longest rest: a batch that takes longer than this has waited for others, and need not do so again.
+	most = time.Second
+)
+
+// After rests after a batch that took so long. It returns early if ctx ends.
+func After(ctx context.Context, took time.Duration) {
+	timer := time.NewTimer(min(share*took, most))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
