@@ -30,9 +30,9 @@ func measureCosts(b *bench) []table {
 			"bgwriter_lru_maxpages": "0", "wal_level": "minimal", "max_wal_senders": "0", "shared_buffers": "16MB",
 		})
 		for _, replayed := range []bool{false, true} {
-			name := "create"
+			name, makers := "create", makers()
 			if replayed {
-				name = "replay"
+				name, makers = "replay", replayers()
 			}
 			t := table{title: "One " + name, rows: [][]string{{
 				"", "WAL, bytes", "flushes", "statements", "round trips", "allocations", "allocated, bytes", "client CPU", "server CPU",
@@ -40,7 +40,7 @@ func measureCosts(b *bench) []table {
 			var contenders []contender
 			var costs []cost
 			b.within(func(b *bench) {
-				for _, m := range makers() {
+				for _, m := range makers {
 					c, found := b.countCost(m, replayed)
 					contenders, costs = append(contenders, c), append(costs, found)
 				}
