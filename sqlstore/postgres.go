@@ -13,7 +13,6 @@ import (
 	"github.com/holdsend/holdsend-go"
 	"github.com/holdsend/holdsend-go/internal/bounds"
 	"github.com/holdsend/holdsend-go/internal/postgressql"
-	"github.com/holdsend/holdsend-go/internal/rest"
 )
 
 // connectionTries is on how many connections something is tried before the last one's breaking is the error. Broken ones are
@@ -377,44 +376,21 @@ func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (forgotte
 // as it took, a second at most, without a connection.
 func (s *PostgresStore) PurgeExpired(ctx context.Context) (holdsend.Purged, error) {
 	var purged holdsend.Purged
-	for _, step := range []struct {
-		count *int64
-		sql   string
-		args  []any
-	}{
-		{&purged.Records, s.sql.PurgeRecords, nil},
-		{&purged.Claims, s.sql.PurgeClaims, []any{s.o.StaleClaim.Microseconds()}},
-	} {
-		races := 0
-		for from := new(time.Time); from != nil; { // the last batch ends at none
-			count, next, took, err := s.purgeBatch(ctx, step.sql, append([]any{*from}, step.args...))
-			switch {
-			case sqlState(err) == postgressql.LockNotAvailable && races < postgressql.MostRaces:
-				races++
-				continue
-			case err != nil:
-				return purged, explainPostgres(err)
-			}
-			*step.count += count
-			races = 0
-			if from = next; from != nil {
-				rest.After(ctx, took)
-			}
+	var err error
+	purged.Records, purged.Claims, err = s.sql.Purge(ctx, s.o.StaleClaim, func(statement string, args ...any) (count int64, last *time.Time, took time.Duration, err error) {
+		conn, err := s.acquire(ctx)
+		if err != nil {
+			return 0, nil, 0, err
 		}
+		defer conn.Close()
+		began := time.Now()
+		err = s.query(ctx, conn, []any{&count, &last}, statement, args...)
+		return count, last, time.Since(began), err
+	}, sqlState)
+	if err != nil {
+		return purged, explainPostgres(err)
 	}
 	return purged, nil
-}
-
-// purgeBatch returns how many it deleted, where the last of them was, and how long it took with a connection.
-func (s *PostgresStore) purgeBatch(ctx context.Context, statement string, args []any) (count int64, last *time.Time, took time.Duration, err error) {
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		return 0, nil, 0, err
-	}
-	defer conn.Close()
-	began := time.Now()
-	err = s.query(ctx, conn, []any{&count, &last}, statement, args...)
-	return count, last, time.Since(began), err
 }
 
 // query runs one statement that returns a row, in a transaction of its own at read committed, whatever the database's
