@@ -18,9 +18,10 @@ import (
 // How much a request allocates does not depend on the machine, so its growth is seen here rather than in benchmarks. What
 // all goroutines allocate is counted: these tests are not parallel.
 
-// medianCost calls f for the numbers from 0 and returns how many allocations a call makes, and of how many bytes. The
-// median leaves out what happens now and then: a map that grows, a pool that is emptied.
-func medianCost(f func(n int)) (allocations, size uint64) {
+// usualCost calls f for the numbers from 0 and returns how many allocations a call makes, and of how many bytes. The lower
+// quartile leaves out what happens now and then: a map that grows, a pool that is emptied, or drops every fourth thing, as
+// pools do under the race detector.
+func usualCost(f func(n int)) (allocations, size uint64) {
 	var counts, sizes []uint64
 	for n := range 31 {
 		var before, after runtime.MemStats
@@ -32,19 +33,19 @@ func medianCost(f func(n int)) (allocations, size uint64) {
 	}
 	slices.Sort(counts)
 	slices.Sort(sizes)
-	return counts[len(counts)/2], sizes[len(sizes)/2]
+	return counts[len(counts)/4], sizes[len(sizes)/4]
 }
 
-// layerCost is medianCost of requests with that body to handler: each another one, or all retries of the first.
+// layerCost is usualCost of requests with that body to handler: each another one, or all retries of the first.
 func layerCost(handler http.Handler, body []byte, areRetries bool) (allocations, size uint64) {
 	send := func(n int) {
 		handler.ServeHTTP(&discard{http.Header{}}, benchmarkRequest("item:"+strconv.Itoa(1_000_000+n), body))
 	}
 	if !areRetries {
-		return medianCost(send)
+		return usualCost(send)
 	}
 	send(0)
-	return medianCost(func(int) { send(0) })
+	return usualCost(func(int) { send(0) })
 }
 
 // The race detector keeps a function from being inlined, which costs a create one allocation: the limits are with it.
@@ -94,12 +95,12 @@ func TestAllocationsOnPostgres(t *testing.T) {
 	for range 10 { // statements get prepared, connections opened
 		send("item-0000")()
 	}
-	create, _ := medianCost(func(n int) { send("item-" + strconv.Itoa(10_000+n))() })
-	known, _ := medianCost(func(int) { send("item-0000")() })
+	create, _ := usualCost(func(n int) { send("item-" + strconv.Itoa(10_000+n))() })
+	known, _ := usualCost(func(int) { send("item-0000")() })
 	elsewhere, err := holdsend.NewPostgresStore(b.pool, nil)
 	require.NoError(t, err)
 	b.store = elsewhere
-	replay, _ := medianCost(func(int) { send("item-0000")() })
+	replay, _ := usualCost(func(int) { send("item-0000")() })
 	t.Logf("a create makes %d allocations, a replay %d, or %d in another process", create, known, replay)
 	assert.LessOrEqual(t, create, uint64(157))
 	assert.LessOrEqual(t, known, uint64(110))
