@@ -66,7 +66,7 @@ func main() {
 func run(ctx context.Context, arguments []string) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	only := flags.String("only", "", "the parts to run, separated by commas; default: all")
-	quick := flags.Bool("quick", false, "a minute instead of ten: few and short rounds, for a first impression")
+	quick := flags.Bool("quick", false, "a quarter of the time: few and short rounds, for a first impression")
 	rounds := flags.Int("rounds", 9, "how many rounds each contender gets")
 	round := flags.Duration("round", 300*time.Millisecond, "how long a round is")
 	clients := flags.String("clients", "1,8,32", "how many clients there are at once, one number for each run")
