@@ -593,8 +593,8 @@ func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (int64, e
 	}
 }
 
-// PurgeExpired implements [Store]. It deletes in batches of 1,000, each a transaction, and rests after each for twice as long
-// as it took, a second at most, without a connection.
+// PurgeExpired implements [Store]. It deletes in batches of 1,000, each a transaction, and rests after each for twice as
+// long as it took, a second at most, without a connection.
 func (s *PostgresStore) PurgeExpired(ctx context.Context) (Purged, error) {
 	var purged Purged
 	var err error

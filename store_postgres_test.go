@@ -1019,3 +1019,22 @@ func TestPostgresPurgeUnderTheRolesLockTimeout(t *testing.T) {
 	_, err = b.store.PurgeExpired(ctx)
 	require.ErrorContains(t, err, "55P03")
 }
+
+// A completion that finds no claim of its own rolls the write back. While the lock is held, nobody but create itself can
+// take the claim away.
+func TestPostgresCompletionWithoutItsClaim(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, nil)
+	_, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+		if _, err := tx.Exec(ctx, "DELETE FROM holdsend_records"); err != nil {
+			return holdsend.Response{}, err
+		}
+		return insertNote(ctx, tx, in)
+	})
+	require.ErrorIs(t, err, holdsend.ErrClaimLost)
+	require.Equal(t, 0, b.notes())
+	answer, err := b.send(key, insertNote)
+	require.NoError(t, err)
+	require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+	require.Equal(t, 1, b.notes())
+}

@@ -372,8 +372,8 @@ func (s *PostgresStore) ForgetOwner(ctx context.Context, owner string) (forgotte
 	}
 }
 
-// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction, and rests after each for twice as long
-// as it took, a second at most, without a connection.
+// PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction, and rests after each for
+// twice as long as it took, a second at most, without a connection.
 func (s *PostgresStore) PurgeExpired(ctx context.Context) (holdsend.Purged, error) {
 	var purged holdsend.Purged
 	var err error

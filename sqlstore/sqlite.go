@@ -397,8 +397,8 @@ func (s *SQLiteStore) ForgetOwner(ctx context.Context, owner string) (int64, err
 }
 
 // PurgeExpired implements [holdsend.Store]. It deletes in batches of 1,000, each a transaction, and lets others write for
-// twice as long as each took, a second at most. Where others hold the write lock for longer than half a second it leaves what is left to its
-// next call.
+// twice as long as each took, a second at most. Where others hold the write lock for longer than half a second it leaves
+// what is left to its next call.
 func (s *SQLiteStore) PurgeExpired(ctx context.Context) (holdsend.Purged, error) {
 	records, err := s.inBatches(ctx, purgeWait, s.sql.purgeRecords)
 	purged := holdsend.Purged{Records: records}

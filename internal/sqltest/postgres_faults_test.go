@@ -824,3 +824,20 @@ func TestPostgresExplains(t *testing.T) {
 		require.False(t, strings.Contains(err.Error(), key))
 	})
 }
+
+// A completion that finds no claim of its own rolls the write back. While the lock is held, nobody but create itself can
+// take the claim away.
+func TestPostgresCompletionWithoutItsClaim(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		_, err := b.send(key, func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			if _, err := tx.ExecContext(ctx, "DELETE FROM holdsend_records"); err != nil {
+				return holdsend.Response{}, err
+			}
+			return insertNote(ctx, tx, in)
+		})
+		require.ErrorIs(t, err, holdsend.ErrClaimLost)
+		require.Equal(t, 0, b.notes())
+	})
+}
