@@ -248,7 +248,7 @@ func (s *PostgresStore) Begin(ctx context.Context, c Claim) (Attempt[pgx.Tx], *R
 		// would meet the claim, and take it for another's.
 		if a.row != "" || broken && !pgconn.SafeToRetry(err) {
 			freeCtx, cancel := detached(ctx)
-			_ = s.withConn(freeCtx, func(conn *pgxpool.Conn) error { return s.free(freeCtx, conn, a) })
+			_ = s.free(freeCtx, a, s.withConn)
 			cancel()
 		}
 		if broken && try < connectionTries && ctx.Err() == nil {
@@ -493,9 +493,7 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(ctx context.Context, t
 		return err
 	}
 
-	if err := a.closeTx(); errors.Is(err, ErrTxEnded) {
-		return ErrTxEnded // by a COMMIT or a ROLLBACK: without a record nobody can tell
-	} else if err != nil {
+	if err := a.closeTx(); err != nil {
 		return err
 	}
 	commitCtx, cancel := detached(ctx)
@@ -663,11 +661,13 @@ func (s *PostgresStore) judged(ctx context.Context, conn *pgxpool.Conn, a *postg
 	})
 }
 
-// free gives a's key back. If create committed a's transaction itself, the claim is kept for good and the error is
-// ErrTxEnded.
-func (s *PostgresStore) free(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt) error {
+// free gives a's key back on a connection that withConn finds. If create committed a's transaction itself, the claim is kept
+// for good and the error is ErrTxEnded.
+func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt, withConn func(context.Context, func(*pgxpool.Conn) error) error) error {
 	var how string
-	err := s.judged(ctx, conn, a, &how, func(row pgx.Row) error { return row.Scan(&how) }, a.sql.Free)
+	err := withConn(ctx, func(conn *pgxpool.Conn) error {
+		return s.judged(ctx, conn, a, &how, func(row pgx.Row) error { return row.Scan(&how) }, a.sql.Free)
+	})
 	return postgressql.FreeError(how, err, ErrTxEnded)
 }
 

@@ -106,7 +106,7 @@ func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	case guardFailed(err, postgressql.GuardLost):
 		return ErrClaimLost
 	case guardFailed(err, postgressql.GuardEnded):
-		return errRolledBack
+		return ErrTxEnded // settle finds out how
 	case commitLost(err):
 		return fmt.Errorf("%w: %w", errAnswerLost, err)
 	}
@@ -136,7 +136,7 @@ func (a *postgresAttempt) closeTx() error {
 	case conn.PgConn().TxStatus() == 'E':
 		return errTxFailed
 	case conn.PgConn().TxStatus() == 'I':
-		return errRolledBack
+		return ErrTxEnded
 	}
 	return nil
 }
@@ -172,8 +172,11 @@ func guardFailed(err error, guard string) bool {
 }
 
 // settle handles an attempt that could not commit, for the reason in cause. Create may have committed by itself before:
-// then its 2xx completes the record, since a freed key would double the write.
+// then its 2xx completes the record, since a freed key would double the write. It takes a time of its own: that of Complete
+// may be used up.
 func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error) error {
+	ctx, cancel := detached(ctx)
+	defer cancel()
 	var how string
 	var completed, asked bool
 	err := a.withConn(ctx, func(conn *pgxpool.Conn) error {
@@ -181,14 +184,23 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 		return a.store.judged(ctx, conn, a, &how, func(row pgx.Row) error { return row.Scan(&how, &completed) }, a.sql.Settle, answer...)
 	})
 	switch {
-	case err != nil && asked && commitLost(err):
-		return a.findOut(ctx, err)
-	case err != nil || how == postgressql.Aborted:
-		return cause // Abort looks again
 	case completed:
 		a.finish(ctx)
-	default: // committed, but the claim went to another or is gone; or completed before, and the answer was lost
-		if err := a.findOut(ctx, ErrTxEnded); err != nil {
+	case err == nil && how == postgressql.Aborted:
+		if cause == ErrTxEnded {
+			return errRolledBack
+		}
+		return cause
+	case err != nil && !(asked && commitLost(err)): // Abort looks again
+		if cause == ErrTxEnded {
+			return fmt.Errorf("%w: %w: %w", ErrOutcomeUnknown, cause, err)
+		}
+		return cause
+	default: // an answer was lost; or create committed, and the claim went to another or is gone
+		if err == nil {
+			cause = ErrTxEnded
+		}
+		if err := a.findOut(ctx, errors.Join(cause, err)); err != nil {
 			return err
 		}
 	}
@@ -196,16 +208,14 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 	return nil
 }
 
-// withConn runs do on the attempt's own connection, its transaction rolled back, or on another if that is lost or do breaks
-// it.
+// withConn runs do on the attempt's own connection, its transaction rolled back, or on another if that is lost or do fails
+// on it: create may have deallocated what was prepared there (DISCARD ALL), or have set another role.
 func (a *postgresAttempt) withConn(ctx context.Context, do func(*pgxpool.Conn) error) error {
 	if a.conn != nil {
 		conn := a.conn.Conn()
 		if !conn.IsClosed() && !conn.PgConn().IsBusy() && undo(ctx, a.conn, nil) == nil {
-			err := do(a.conn)
-			// A statement that create deallocated (DISCARD ALL) fails on this connection and no other.
-			if err == nil || sqlState(err) != "26000" && !conn.IsClosed() {
-				return err
+			if do(a.conn) == nil {
+				return nil
 			}
 			_ = conn.Close(ctx)
 		}
@@ -246,7 +256,7 @@ func (a *postgresAttempt) Abort(ctx context.Context) error {
 	}
 	a.settled = true
 	defer a.letGo(ctx)
-	return a.withConn(ctx, func(conn *pgxpool.Conn) error { return a.store.free(ctx, conn, a) })
+	return a.store.free(ctx, a, a.withConn)
 }
 
 // finish lets the connection go after Complete, with nothing left to do for Abort.

@@ -3,6 +3,7 @@ package holdsend_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,8 +33,11 @@ func TestPostgresCommittedByCreateThenUnfit(t *testing.T) {
 		"another role": func(ctx context.Context, tx pgx.Tx) error {
 			return execAll(ctx, tx, "BEGIN", "SET LOCAL ROLE pg_monitor")
 		},
+		"another role, for good": func(ctx context.Context, tx pgx.Tx) error {
+			return execAll(ctx, tx, "SET ROLE pg_monitor")
+		},
 		"open rows": func(ctx context.Context, tx pgx.Tx) error {
-			rows, err := tx.Query(ctx, "SELECT generate_series(1, 1000)")
+			rows, err := tx.Query(ctx, "SELECT generate_series(1, 1000000000)")
 			rows.Next()
 			return err
 		},
@@ -62,6 +66,24 @@ func TestPostgresCommittedByCreateThenUnfit(t *testing.T) {
 			require.Equal(t, 1, b.notes())
 		})
 	}
+}
+
+// The time of Complete is used up when it finds out that create had committed by itself: the record is completed all the same.
+func TestPostgresCommittedByCreateThenOutOfTime(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, nil, nil)
+	claim := holdsend.Claim{Scope: holdsend.Scope{Owner: "ada", Operation: "note.create", Key: key}, Fingerprint: "hs1:" + strings.Repeat("0", 64)}
+	attempt, _, err := b.store.Begin(t.Context(), claim)
+	require.NoError(t, err)
+	require.NoError(t, execAll(t.Context(), attempt.Tx(), "INSERT INTO notes VALUES ('hello')", "COMMIT"))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, attempt.Complete(ended, holdsend.Completion{Response: holdsend.Response{Status: 201, Body: []byte("stored")}}))
+	require.ErrorIs(t, attempt.(holdsend.Warner).Warning(), holdsend.ErrTxEnded)
+	record, err := b.store.Find(t.Context(), claim.Scope)
+	require.NoError(t, err)
+	require.Equal(t, holdsend.StateCompleted, record.State)
+	require.Equal(t, "stored", string(record.Response.Body))
 }
 
 func execAll(ctx context.Context, tx pgx.Tx, statements ...string) error {

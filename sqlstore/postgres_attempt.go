@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -86,7 +87,7 @@ func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	err := a.tx.QueryRowContext(ctx, a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...).Scan(&one)
 	switch {
 	case errors.Is(err, sql.ErrTxDone) || isGuard(err, postgressql.GuardEnded):
-		return errRolledBack
+		return holdsend.ErrTxEnded // settle finds out how
 	case isGuard(err, postgressql.GuardLost):
 		return holdsend.ErrClaimLost
 	case sqlState(err) == "25P02":
@@ -119,8 +120,11 @@ func isGuard(err error, guard string) bool {
 }
 
 // settle handles an attempt that could not commit, for the reason in cause. Create may have committed by itself before:
-// then its 2xx completes the record, since a freed key would double the write.
+// then its 2xx completes the record, since a freed key would double the write. It takes a time of its own: that of Complete
+// may be used up.
 func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error) error {
+	ctx, cancel := detached(ctx)
+	defer cancel()
 	a.destroy() // create may have left anything on the connection
 	var how string
 	var completed, asked bool
@@ -129,16 +133,23 @@ func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error)
 		return a.store.judged(ctx, conn, a, &how, []any{&completed}, a.sql.Settle, answer...)
 	})
 	switch {
-	case err == nil && completed:
+	case completed:
 		a.settled = true
-	case err == nil && how == postgressql.Aborted, err != nil && !(asked && isBroken(err)):
-		return cause // Abort looks again
-	default:
-		lost := holdsend.ErrTxEnded // create committed, but the claim went to another or is gone
-		if err != nil {
-			lost = errors.Join(cause, err) // an answer was lost: whether create committed is not known yet, and Abort looks again
+	case err == nil && how == postgressql.Aborted:
+		if cause == holdsend.ErrTxEnded {
+			return errRolledBack
 		}
-		if err := a.findOut(ctx, lost); err != nil {
+		return cause
+	case err != nil && !(asked && isBroken(err)): // Abort looks again
+		if cause == holdsend.ErrTxEnded {
+			return fmt.Errorf("%w: %w: %w", holdsend.ErrOutcomeUnknown, cause, err)
+		}
+		return cause
+	default: // an answer was lost; or create committed, and the claim went to another or is gone
+		if err == nil {
+			cause = holdsend.ErrTxEnded
+		}
+		if err := a.findOut(ctx, errors.Join(cause, err)); err != nil {
 			return err
 		}
 	}
@@ -203,13 +214,18 @@ func (a *postgresAttempt) release() {
 	a.conn = nil
 }
 
-// destroy rolls back what is still open and closes the connection.
+// destroy closes the connection, and with it rolls back what is still open. The connection goes first: the rollback would
+// read rows that create left open to their end, however many are still to come.
 func (a *postgresAttempt) destroy() {
 	if a.conn == nil {
 		return
 	}
+	_ = a.conn.Raw(func(conn any) error {
+		_ = conn.(driver.Conn).Close()
+		return nil // an error would have Raw wait for the transaction
+	})
 	if a.cancel != nil {
-		a.cancel() // first: the rollback then waits for no answer
+		a.cancel()
 	}
 	if a.tx != nil {
 		_ = a.tx.Rollback()

@@ -368,6 +368,22 @@ func TestPostgresOutcomeUnknown(t *testing.T) {
 				require.Equal(t, 1, b.notes())
 			})
 		}
+		t.Run("create had committed by itself", func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, driver, nil)
+			var connects atomic.Int32
+			b.guard(func(context.Context) error {
+				if connects.Add(1) > 1 {
+					return errors.New("the database is away")
+				}
+				return nil
+			})
+			_, err := b.send(key, inserting(created, nil, "COMMIT"))
+			require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			require.ErrorIs(t, err, holdsend.ErrTxEnded)
+			require.NotContains(t, err.Error(), "nothing was stored")
+			require.Equal(t, 1, b.notes())
+		})
 		t.Run("the record is gone", func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t, driver, nil)
@@ -515,6 +531,7 @@ func TestPostgresCommittedByCreateThenUnfit(t *testing.T) {
 			"a read-only transaction": {"BEGIN READ ONLY"},
 			"a failed transaction":    {"BEGIN", ignoring("SELECT 1/0")},
 			"another role":            {"BEGIN", "SET LOCAL ROLE pg_monitor"},
+			"another role, for good":  {"SET ROLE pg_monitor"},
 			"open rows":               {openRows},
 			"a dead connection":       {ignoring("SELECT pg_terminate_backend(pg_backend_pid())")},
 			"nothing prepared":        {"DISCARD ALL"},
@@ -535,8 +552,31 @@ func TestPostgresCommittedByCreateThenUnfit(t *testing.T) {
 	})
 }
 
+// The time of Complete is used up when it finds out that create had committed by itself: the record is completed all the same.
+func TestPostgresCommittedByCreateThenOutOfTime(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		claim := holdsend.Claim{Scope: holdsend.Scope{Owner: "ada", Operation: "note.create", Key: key}, Fingerprint: "hs1:" + strings.Repeat("0", 64)}
+		attempt, _, err := b.store.Begin(t.Context(), claim)
+		require.NoError(t, err)
+		for _, statement := range []string{"INSERT INTO writes VALUES ('hello')", "COMMIT"} {
+			_, err := attempt.Tx().Exec(statement)
+			require.NoError(t, err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.NoError(t, attempt.Complete(ended, holdsend.Completion{Response: created}))
+		require.ErrorIs(t, attempt.(holdsend.Warner).Warning(), holdsend.ErrTxEnded)
+		record, err := b.store.Find(t.Context(), claim.Scope)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.StateCompleted, record.State)
+		require.Equal(t, created.Body, record.Response.Body)
+	})
+}
+
 func openRows(tx *sql.Tx) error {
-	rows, err := tx.Query("SELECT generate_series(1, 100000)")
+	rows, err := tx.Query("SELECT generate_series(1, 1000000000)")
 	if err == nil {
 		rows.Next()
 	}
