@@ -3,10 +3,11 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/holdsend/holdsend-go"
 	"github.com/holdsend/holdsend-go/internal/postgressql"
@@ -123,9 +124,9 @@ func isGuard(err error, guard string) bool {
 // then its 2xx completes the record, since a freed key would double the write. It takes a time of its own: that of Complete
 // may be used up.
 func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error) error {
+	a.destroy() // create may have left anything on the connection
 	ctx, cancel := detached(ctx)
 	defer cancel()
-	a.destroy() // create may have left anything on the connection
 	var how string
 	var completed, asked bool
 	err := a.store.withConn(ctx, func(conn *sql.Conn) error {
@@ -214,18 +215,23 @@ func (a *postgresAttempt) release() {
 	a.conn = nil
 }
 
-// destroy closes the connection, and with it rolls back what is still open. The connection goes first: the rollback would
-// read rows that create left open to their end, however many are still to come.
+// destroy closes the connection, and with it rolls back what is still open.
 func (a *postgresAttempt) destroy() {
 	if a.conn == nil {
 		return
 	}
+	// pgx reads rows that create left open to their end before it rolls back, however many are still to come; and for the
+	// driver on a pgxpool.Pool, to close a connection is to give it back as it is. So pgx's own connection is closed first.
 	_ = a.conn.Raw(func(conn any) error {
-		_ = conn.(driver.Conn).Close()
+		if c, ok := conn.(interface{ Conn() *pgx.Conn }); ok {
+			ctx, cancel := detached(context.Background())
+			defer cancel()
+			_ = c.Conn().Close(ctx)
+		}
 		return nil // an error would have Raw wait for the transaction
 	})
 	if a.cancel != nil {
-		a.cancel()
+		a.cancel() // the rollback then waits for no answer
 	}
 	if a.tx != nil {
 		_ = a.tx.Rollback()

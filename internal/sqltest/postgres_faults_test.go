@@ -6,12 +6,14 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -581,6 +583,39 @@ func openRows(tx *sql.Tx) error {
 		rows.Next()
 	}
 	return err
+}
+
+// A *sql.DB on a pgxpool.Pool gives connections back to it. One whose transaction create ended goes to nobody else: neither
+// as create left it, nor while the store is not done with it.
+func TestPostgresOnAPoolOfPgx(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	pool := pgtest.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	pgtest.Exec(t, pool, sqlstore.PostgresSchema(nil))
+	pgtest.Exec(t, pool, "CREATE TABLE writes (name text NOT NULL)")
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { require.NoError(t, db.Close()) })
+	store, err := sqlstore.NewPostgres(db, nil)
+	require.NoError(t, err)
+	for range 10 {
+		asking, next := make(chan struct{}), make(chan error, 1)
+		answer, err := holdsend.HandleIdempotent(t.Context(), store, request(fmt.Sprint("item-", rand.Int())), inserting(created, nil, "COMMIT", "SET ROLE pg_monitor", func(*sql.Tx) error {
+			go func() { // it waits for the pool's one connection
+				var same bool
+				close(asking)
+				err := pool.QueryRow(context.Background(), "SELECT current_user = session_user FROM pg_sleep(0.02)").Scan(&same)
+				if err == nil && !same {
+					err = errors.New("the role is the one that create set")
+				}
+				next <- err
+			}()
+			<-asking
+			return nil
+		}))
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+		require.NoError(t, <-next)
+	}
 }
 
 // Rows that create leaves open do no harm to whoever gets the connection next. Whether they can be committed with depends
