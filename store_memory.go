@@ -3,9 +3,9 @@ package holdsend
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"maps"
-	"strconv"
 	"sync"
 	"time"
 
@@ -166,7 +166,7 @@ func (s *MemoryStore) Begin(ctx context.Context, c Claim) (Attempt[*MemoryTx], *
 			Scope:       c.Scope,
 			State:       StateClaimed,
 			Fingerprint: c.Fingerprint,
-			ClaimID:     strconv.FormatUint(s.claims, 10),
+			ClaimID:     rand.Text(), // 128 random bits
 			ClaimedAt:   now,
 		},
 		number: s.claims,

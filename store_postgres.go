@@ -648,25 +648,20 @@ func (s *PostgresStore) forgetOne(ctx context.Context, conn *pgxpool.Conn, args 
 	return tag.RowsAffected(), undo(ctx, conn, err)
 }
 
-// judged runs Settle or Free, and waits for the database to end a's transaction. scan reads how it ended.
-func (s *PostgresStore) judged(ctx context.Context, conn *pgxpool.Conn, a *postgresAttempt, how *string, scan func(pgx.Row) error, sql string, more ...any) error {
+// free gives a's key back on a connection that withConn finds, once the database has ended a's transaction. If create
+// committed that itself, the claim is kept for good and the error is ErrTxEnded.
+func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt, withConn func(context.Context, func(*pgxpool.Conn) error) error) error {
 	var xid *string // NULL: create did not run
 	if a.xid != "" {
 		xid = &a.xid
 	}
-	args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid}, more...)
-	return postgressql.Judge(ctx, func() (string, error) {
-		err := s.query(ctx, conn, scan, sql, args...)
-		return *how, err
-	})
-}
-
-// free gives a's key back on a connection that withConn finds. If create committed a's transaction itself, the claim is kept
-// for good and the error is ErrTxEnded.
-func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt, withConn func(context.Context, func(*pgxpool.Conn) error) error) error {
 	var how string
 	err := withConn(ctx, func(conn *pgxpool.Conn) error {
-		return s.judged(ctx, conn, a, &how, func(row pgx.Row) error { return row.Scan(&how) }, a.sql.Free)
+		return postgressql.Judge(ctx, func() (string, error) {
+			err := s.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&how) },
+				a.sql.Free, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid)
+			return how, err
+		})
 	})
 	return postgressql.FreeError(how, err, ErrTxEnded)
 }

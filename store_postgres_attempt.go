@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -15,9 +16,9 @@ import (
 )
 
 var (
-	errTxFailed   = errors.New("holdsend: a statement of create failed and its error was ignored, so nothing was stored: return the error, or run what may fail in a transaction nested by tx.Begin")
+	errTxFailed   = errors.New("holdsend: a statement of create failed and its error was ignored: return the error, or run what may fail in a transaction nested by tx.Begin")
 	errRolledBack = fmt.Errorf("holdsend: create rolled its transaction back, so nothing was stored: %w", ErrTxEnded)
-	errRowsOpen   = errors.New("holdsend: create returned with rows still open, so nothing was stored: read them to the end or close them")
+	errRowsOpen   = errors.New("holdsend: create returned with rows still open: read them to the end or close them")
 )
 
 // postgresAttempt holds a connection with an open transaction, which holds the lock on the claim's row.
@@ -75,16 +76,11 @@ func (a *postgresAttempt) Complete(ctx context.Context, c Completion) error {
 	case errors.Is(err, ErrClaimLost):
 		a.finish(ctx)
 		return err
-	case errors.Is(err, errAnswerLost):
-		return a.findOut(ctx, err)
 	}
-	return a.settle(ctx, answer, err)
+	return a.findOut(ctx, answer, err)
 }
 
-// errAnswerLost marks an error that leaves open what became of COMMIT.
-var errAnswerLost = errors.New("holdsend: the connection was lost at the commit")
-
-// commit sends the guarded update and COMMIT. Nothing is committed if it returns an error that is not errAnswerLost.
+// commit sends the guarded update and COMMIT.
 func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	b := &pgx.Batch{}
 	b.Queue(a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...)
@@ -106,9 +102,9 @@ func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	case guardFailed(err, postgressql.GuardLost):
 		return ErrClaimLost
 	case guardFailed(err, postgressql.GuardEnded):
-		return ErrTxEnded // settle finds out how
+		return ErrTxEnded
 	case commitLost(err):
-		return fmt.Errorf("%w: %w", errAnswerLost, err)
+		return fmt.Errorf("holdsend: the connection was lost at the commit: %w", err)
 	}
 	return err
 }
@@ -130,7 +126,7 @@ func (a *postgresAttempt) closeTx() error {
 	conn := a.conn.Conn()
 	switch {
 	case conn.IsClosed():
-		return errors.New("holdsend: the connection of the attempt was lost before its commit, so nothing was stored")
+		return errors.New("holdsend: the connection of the attempt was lost before its commit")
 	case conn.PgConn().IsBusy():
 		return errRowsOpen
 	case conn.PgConn().TxStatus() == 'E':
@@ -171,40 +167,35 @@ func guardFailed(err error, guard string) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "22P02" && strings.Contains(pgErr.Message, guard)
 }
 
-// settle handles an attempt that could not commit, for the reason in cause. Create may have committed by itself before:
-// then its 2xx completes the record, since a freed key would double the write. It takes a time of its own: that of Complete
-// may be used up.
-func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error) error {
-	ctx, cancel := detached(ctx)
-	defer cancel()
-	var how string
-	var completed, asked bool
-	err := a.withConn(ctx, func(conn *pgxpool.Conn) error {
-		asked = true
-		return a.store.judged(ctx, conn, a, &how, func(row pgx.Row) error { return row.Scan(&how, &completed) }, a.sql.Settle, answer...)
+// findOut returns the truth about an attempt that did not commit for sure, for the reason in cause. COMMIT is never sent
+// again. Create may have committed by itself before: then its 2xx completes the record, since a freed key would double the
+// write.
+func (a *postgresAttempt) findOut(ctx context.Context, answer []any, cause error) error {
+	claim := []any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID}
+	ask := func(ctx context.Context, targets []any, sql string, more ...any) error {
+		return a.withConn(ctx, func(conn *pgxpool.Conn) error {
+			return a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(targets...) }, sql, slices.Concat(claim, more)...)
+		})
+	}
+	fate := postgressql.FindOut(ctx, func(ctx context.Context) (state, how string, err error) {
+		err = ask(ctx, []any{&state, &how}, a.sql.Outcome, a.xid)
+		return state, how, err
+	}, func(ctx context.Context) error {
+		return ask(ctx, []any{nil}, a.sql.Settle, answer...)
 	})
 	switch {
-	case completed:
-		a.finish(ctx)
-	case err == nil && how == postgressql.Aborted:
-		if cause == ErrTxEnded {
-			return errRolledBack
-		}
-		return cause
-	case err != nil && !(asked && commitLost(err)): // Abort looks again
-		if cause == ErrTxEnded {
-			return fmt.Errorf("%w: %w: %w", ErrOutcomeUnknown, cause, err)
-		}
-		return cause
-	default: // an answer was lost; or create committed, and the claim went to another or is gone
-		if err == nil {
-			cause = ErrTxEnded
-		}
-		if err := a.findOut(ctx, errors.Join(cause, err)); err != nil {
-			return err
-		}
+	case fate == postgressql.NotStored && cause == ErrTxEnded:
+		return errRolledBack
+	case fate == postgressql.NotStored:
+		return fmt.Errorf("holdsend: nothing was stored: %w", cause)
 	}
-	a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", ErrTxEnded)
+	a.finish(ctx)
+	if fate == postgressql.Unknown { // the key is kept
+		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, cause)
+	}
+	if fate == postgressql.Settled || cause == ErrTxEnded {
+		a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", ErrTxEnded)
+	}
 	return nil
 }
 
@@ -222,27 +213,6 @@ func (a *postgresAttempt) withConn(ctx context.Context, do func(*pgxpool.Conn) e
 		a.letGo(ctx)
 	}
 	return a.store.withConn(ctx, do)
-}
-
-// findOut returns the truth about a COMMIT whose answer was lost. It never sends it again, and while it does not know,
-// the key is kept.
-func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
-	a.letGo(ctx) // a backend that still waits for COMMIT gets to know that nobody does
-	fate := postgressql.FindOut(ctx, pgx.ErrNoRows, func(ctx context.Context) (state, how string, err error) {
-		err = a.store.withConn(ctx, func(conn *pgxpool.Conn) error {
-			return a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(&state, &how) },
-				a.sql.Outcome, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid)
-		})
-		return state, how, err
-	})
-	if fate == postgressql.NotStored {
-		return fmt.Errorf("holdsend: nothing was stored: %w", lost)
-	}
-	a.settled = true
-	if fate == postgressql.Unknown {
-		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
-	}
-	return nil
 }
 
 // Abort implements [Attempt].
@@ -276,6 +246,9 @@ func (a *postgresAttempt) letGo(ctx context.Context) {
 	conn := a.conn.Conn()
 	if conn.PgConn().IsBusy() || conn.PgConn().TxStatus() != 'I' {
 		closeCtx, cancel := detached(ctx)
+		if conn.PgConn().IsBusy() && !conn.IsClosed() { // it does not notice that nobody reads until it has something to send
+			_ = conn.PgConn().CancelRequest(closeCtx)
+		}
 		_ = conn.Close(closeCtx)
 		cancel()
 	}

@@ -3,7 +3,9 @@ package holdsend_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/holdsend/holdsend-go"
+	"github.com/holdsend/holdsend-go/internal/pgproxy"
 	"github.com/holdsend/holdsend-go/internal/pgtest"
 )
 
@@ -68,23 +71,146 @@ func TestPostgresCommittedByCreateThenUnfit(t *testing.T) {
 	}
 }
 
-// The time of Complete is used up when it finds out that create had committed by itself: the record is completed all the same.
-func TestPostgresCommittedByCreateThenOutOfTime(t *testing.T) {
+// Create commits by itself and answers 2xx, and what the store does about it meets a fault that passes: the record is
+// completed all the same. An error never says that nothing was stored.
+func TestPostgresCommittedByCreateAndAFault(t *testing.T) {
 	t.Parallel()
-	b := newBed(t, nil, nil)
-	claim := holdsend.Claim{Scope: holdsend.Scope{Owner: "ada", Operation: "note.create", Key: key}, Fingerprint: "hs1:" + strings.Repeat("0", 64)}
-	attempt, _, err := b.store.Begin(t.Context(), claim)
-	require.NoError(t, err)
-	require.NoError(t, execAll(t.Context(), attempt.Tx(), "INSERT INTO notes VALUES ('hello')", "COMMIT"))
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.NoError(t, attempt.Complete(ended, holdsend.Completion{Response: holdsend.Response{Status: 201, Body: []byte("stored")}}))
-	require.ErrorIs(t, attempt.(holdsend.Warner).Warning(), holdsend.ErrTxEnded)
-	record, err := b.store.Find(t.Context(), claim.Scope)
-	require.NoError(t, err)
-	require.Equal(t, holdsend.StateCompleted, record.State)
-	require.Equal(t, "stored", string(record.Response.Body))
+	created := holdsend.Response{Status: 201, Body: []byte("stored")}
+	committing := func(then ...string) holdsend.CreateFunc[pgx.Tx] {
+		return func(ctx context.Context, tx pgx.Tx, _ holdsend.Incoming) (holdsend.Response, error) {
+			return created, execAll(ctx, tx, append([]string{"INSERT INTO notes VALUES ('hello')", "COMMIT"}, then...)...)
+		}
+	}
+	requireCompleted := func(t *testing.T, b *bed, answer holdsend.Answer, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+		again, err := b.send(key, insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeReplayed, again.Outcome)
+		require.Equal(t, "stored", string(again.Body))
+		require.Equal(t, 1, b.notes())
+	}
+	t.Run("the time of Complete is used up", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t, nil, nil)
+		claim := holdsend.Claim{Scope: holdsend.Scope{Owner: "ada", Operation: "note.create", Key: key}, Fingerprint: "hs1:" + strings.Repeat("0", 64)}
+		attempt, _, err := b.store.Begin(t.Context(), claim)
+		require.NoError(t, err)
+		_, err = committing()(t.Context(), attempt.Tx(), holdsend.Incoming{})
+		require.NoError(t, err)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.NoError(t, attempt.Complete(ended, holdsend.Completion{Response: created}))
+		require.ErrorIs(t, attempt.(holdsend.Warner).Warning(), holdsend.ErrTxEnded)
+		record, err := b.store.Find(t.Context(), claim.Scope)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.StateCompleted, record.State)
+		require.Equal(t, "stored", string(record.Response.Body))
+	})
+	t.Run("the late completion fails at its commit, once", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t, nil, nil)
+		pgtest.Exec(t, b.aside, failsOnce)
+		answer, err := b.send(key, committing())
+		requireCompleted(t, b, answer, err)
+	})
+	for _, do := range []pgproxy.Action{pgproxy.LoseAnswers, pgproxy.CutBeforeBatch, pgproxy.CutBeforeCommit} {
+		for name, late := range map[string]bool{"completion": false, "late completion": true} {
+			t.Run(fmt.Sprintf("%v at the %s", do, name), func(t *testing.T) {
+				t.Parallel()
+				b, proxy := newProxiedBed(t, "cache_statement", nil)
+				_, err := b.send("item-0000", committing()) // what is needed is prepared
+				require.NoError(t, err)
+				pgtest.Exec(t, b.aside, "DELETE FROM holdsend_records; DELETE FROM notes")
+				fault := proxy.Inject(pgproxy.Fault{Do: do, When: func(batch pgproxy.Batch) bool {
+					return batch.Contains("state = 'completed', completed_at") && batch.Contains("RETURNING true") == late
+				}})
+				answer, err := b.send(key, committing("BEGIN"))
+				require.True(t, fault.Happened())
+				requireCompleted(t, b, answer, err)
+			})
+		}
+	}
+	t.Run("the connection falls silent", func(t *testing.T) {
+		t.Parallel()
+		b, proxy := newProxiedBed(t, "cache_statement", nil)
+		fault := proxy.Inject(pgproxy.Fault{Do: pgproxy.CutBeforeBatch, Silent: true, When: func(batch pgproxy.Batch) bool {
+			return batch.Contains("RETURNING true")
+		}})
+		answer, err := b.send(key, committing())
+		require.True(t, fault.Happened())
+		requireCompleted(t, b, answer, err)
+	})
+	for name, then := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"nothing more": func(context.Context, pgx.Tx) error { return nil },
+		"open rows": func(ctx context.Context, tx pgx.Tx) error {
+			rows, err := tx.Query(ctx, "SELECT generate_series(1, 1000000000)")
+			rows.Next()
+			return err
+		},
+		"a closed connection": func(ctx context.Context, tx pgx.Tx) error { return tx.Conn().Close(ctx) },
+		"another role":        func(ctx context.Context, tx pgx.Tx) error { return execAll(ctx, tx, "SET ROLE pg_monitor") },
+	} {
+		t.Run("the database is away after "+name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, nil, nil)
+			var away atomic.Bool
+			store, err := holdsend.NewPostgresStore(acquireFunc(func(ctx context.Context) (*pgxpool.Conn, error) {
+				if away.Load() {
+					return nil, errors.New("the database is away")
+				}
+				return b.pool.Acquire(ctx)
+			}), nil)
+			require.NoError(t, err)
+			_, err = holdsend.HandleIdempotent(context.Background(), store, request(key), func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+				away.Store(true)
+				r, err := committing()(ctx, tx, in)
+				return r, errors.Join(err, then(ctx, tx))
+			})
+			require.Equal(t, 1, b.notes())
+			if name == "nothing more" { // the attempt has a connection of its own
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			require.NotContains(t, err.Error(), "nothing was stored")
+		})
+	}
 }
+
+// failsOnce makes the first completion fail at its commit.
+const failsOnce = `CREATE SEQUENCE completions;
+	CREATE FUNCTION fails_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF NEW.state = 'completed' AND nextval('completions') = 1 THEN RAISE EXCEPTION 'not now'; END IF;
+		RETURN NULL;
+	END $$;
+	CREATE CONSTRAINT TRIGGER fails_once AFTER UPDATE ON holdsend_records DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW EXECUTE FUNCTION fails_once()`
+
+// Create leaves a query unread whose backend has nothing to send for long, and so would not notice that its client is gone.
+func TestPostgresOpenRowsOfASlowQuery(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{201, 404} {
+		b := newBed(t, nil, nil)
+		_, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			_, err := insertNote(ctx, tx, in)
+			_, queryErr := tx.Query(context.Background(), slowQuery)
+			return holdsend.Response{Status: status}, errors.Join(err, queryErr)
+		})
+		if status == 201 {
+			require.ErrorContains(t, err, "rows still open")
+			require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+		} else {
+			require.NoError(t, err)
+		}
+		require.Equal(t, 0, pgtest.Value[int](t, b.aside, "SELECT count(*) FROM holdsend_records"), "the key is not free")
+		require.Equal(t, 0, b.notes())
+	}
+}
+
+// slowQuery answers with two long rows at once, and with the third much later.
+const slowQuery = "SELECT repeat('x', 100000), CASE WHEN n = 3 THEN pg_sleep(1000) END FROM generate_series(1, 3) n"
 
 func execAll(ctx context.Context, tx pgx.Tx, statements ...string) error {
 	for _, sql := range statements {

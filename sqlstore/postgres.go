@@ -437,19 +437,6 @@ func inReadCommitted(ctx context.Context, conn *sql.Conn, fn func(*sql.Tx) error
 	return err
 }
 
-// judged runs Settle or Free, and waits for the database to end a's transaction. The first column is how it ended.
-func (s *PostgresStore) judged(ctx context.Context, conn *sql.Conn, a *postgresAttempt, how *string, targets []any, statement string, more ...any) error {
-	var xid *string // NULL: create did not run
-	if a.xid != "" {
-		xid = &a.xid
-	}
-	args := append([]any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid}, more...)
-	return postgressql.Judge(ctx, func() (string, error) {
-		err := s.query(ctx, conn, append([]any{how}, targets...), statement, args...)
-		return *how, err
-	})
-}
-
 // free gives the key of a back on another connection. If create committed a's transaction itself, the claim is kept for good
 // and the error is ErrTxEnded.
 func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt) error {
@@ -461,8 +448,17 @@ func (s *PostgresStore) free(ctx context.Context, a *postgresAttempt) error {
 	return postgressql.FreeError(how, err, holdsend.ErrTxEnded)
 }
 
+// freeOn waits for the database to end a's transaction, and returns how it ended.
 func (s *PostgresStore) freeOn(ctx context.Context, conn *sql.Conn, a *postgresAttempt) (how string, err error) {
-	return how, s.judged(ctx, conn, a, &how, nil, a.sql.Free)
+	var xid *string // NULL: create did not run
+	if a.xid != "" {
+		xid = &a.xid
+	}
+	err = postgressql.Judge(ctx, func() (string, error) {
+		err := s.query(ctx, conn, []any{&how}, a.sql.Free, a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, xid)
+		return how, err
+	})
+	return how, err
 }
 
 // withConn runs do on a connection of the pool, and again on another if the first one was broken. Do must be something that

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -13,7 +14,7 @@ import (
 	"github.com/holdsend/holdsend-go/internal/postgressql"
 )
 
-var errTxFailed = errors.New("holdsend: a statement of create failed and its error was ignored, so nothing was stored: return the error, or set a SAVEPOINT before what may fail")
+var errTxFailed = errors.New("holdsend: a statement of create failed and its error was ignored: return the error, or set a SAVEPOINT before what may fail")
 
 var errRolledBack = fmt.Errorf("holdsend: create rolled its transaction back, so nothing was stored: %w", holdsend.ErrTxEnded)
 
@@ -73,22 +74,17 @@ func (a *postgresAttempt) Complete(ctx context.Context, c holdsend.Completion) e
 		a.settled = true
 		a.destroy()
 		return err
-	case errors.Is(err, errAnswerLost):
-		return a.findOut(ctx, err)
 	}
-	return a.settle(ctx, answer, err)
+	return a.findOut(ctx, answer, err)
 }
 
-// errAnswerLost marks an error that leaves open what became of COMMIT.
-var errAnswerLost = errors.New("holdsend: the connection was lost at the commit")
-
-// commit sends the guarded update, then COMMIT. Nothing is committed if it returns an error that is not errAnswerLost.
+// commit sends the guarded update, then COMMIT.
 func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	var one int
 	err := a.tx.QueryRowContext(ctx, a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...).Scan(&one)
 	switch {
 	case errors.Is(err, sql.ErrTxDone) || isGuard(err, postgressql.GuardEnded):
-		return holdsend.ErrTxEnded // settle finds out how
+		return holdsend.ErrTxEnded
 	case isGuard(err, postgressql.GuardLost):
 		return holdsend.ErrClaimLost
 	case sqlState(err) == "25P02":
@@ -103,7 +99,7 @@ func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	if err == nil || isRolledBack(err) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", errAnswerLost, err)
+	return fmt.Errorf("holdsend: the connection was lost at the commit: %w", err)
 }
 
 // explainBroken adds the fix to an error of a connection on which create ran. What drivers say of rows that are left open, they
@@ -120,61 +116,36 @@ func isGuard(err error, guard string) bool {
 	return err != nil && sqlState(err) == "22P02" && strings.Contains(err.Error(), guard)
 }
 
-// settle handles an attempt that could not commit, for the reason in cause. Create may have committed by itself before:
-// then its 2xx completes the record, since a freed key would double the write. It takes a time of its own: that of Complete
-// may be used up.
-func (a *postgresAttempt) settle(ctx context.Context, answer []any, cause error) error {
-	a.destroy() // create may have left anything on the connection
-	ctx, cancel := detached(ctx)
-	defer cancel()
-	var how string
-	var completed, asked bool
-	err := a.store.withConn(ctx, func(conn *sql.Conn) error {
-		asked = true
-		return a.store.judged(ctx, conn, a, &how, []any{&completed}, a.sql.Settle, answer...)
+// findOut returns the truth about an attempt that did not commit for sure, for the reason in cause. COMMIT is never sent
+// again. Create may have committed by itself before: then its 2xx completes the record, since a freed key would double the
+// write.
+func (a *postgresAttempt) findOut(ctx context.Context, answer []any, cause error) error {
+	a.destroy() // create may have left anything on it, and a backend that still waits for COMMIT gets to know that nobody does
+	claim := []any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID}
+	ask := func(ctx context.Context, targets []any, statement string, more ...any) error {
+		return a.store.withConn(ctx, func(conn *sql.Conn) error {
+			return a.store.query(ctx, conn, targets, statement, slices.Concat(claim, more)...)
+		})
+	}
+	fate := postgressql.FindOut(ctx, func(ctx context.Context) (state, how string, err error) {
+		err = ask(ctx, []any{&state, &how}, a.sql.Outcome, a.xid)
+		return state, how, err
+	}, func(ctx context.Context) error {
+		var completed bool
+		return ask(ctx, []any{&completed}, a.sql.Settle, answer...)
 	})
 	switch {
-	case completed:
-		a.settled = true
-	case err == nil && how == postgressql.Aborted:
-		if cause == holdsend.ErrTxEnded {
-			return errRolledBack
-		}
-		return cause
-	case err != nil && !(asked && isBroken(err)): // Abort looks again
-		if cause == holdsend.ErrTxEnded {
-			return fmt.Errorf("%w: %w: %w", holdsend.ErrOutcomeUnknown, cause, err)
-		}
-		return cause
-	default: // an answer was lost; or create committed, and the claim went to another or is gone
-		if err == nil {
-			cause = holdsend.ErrTxEnded
-		}
-		if err := a.findOut(ctx, errors.Join(cause, err)); err != nil {
-			return err
-		}
-	}
-	a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", holdsend.ErrTxEnded)
-	return nil
-}
-
-// findOut returns the truth about a COMMIT whose answer was lost. It never sends it again, and while it does not know,
-// the key is kept.
-func (a *postgresAttempt) findOut(ctx context.Context, lost error) error {
-	a.destroy() // a backend that still waits for COMMIT gets to know that nobody does
-	fate := postgressql.FindOut(ctx, sql.ErrNoRows, func(ctx context.Context) (state, how string, err error) {
-		err = a.store.withConn(ctx, func(conn *sql.Conn) error {
-			return a.store.query(ctx, conn, []any{&state, &how}, a.sql.Outcome,
-				a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID, a.xid)
-		})
-		return state, how, err
-	})
-	if fate == postgressql.NotStored {
-		return fmt.Errorf("holdsend: nothing was stored: %w", lost)
+	case fate == postgressql.NotStored && cause == holdsend.ErrTxEnded:
+		return errRolledBack
+	case fate == postgressql.NotStored:
+		return fmt.Errorf("holdsend: nothing was stored: %w", cause)
 	}
 	a.settled = true
-	if fate == postgressql.Unknown {
-		return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, lost)
+	if fate == postgressql.Unknown { // the key is kept
+		return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, cause)
+	}
+	if fate == postgressql.Settled || cause == holdsend.ErrTxEnded {
+		a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", holdsend.ErrTxEnded)
 	}
 	return nil
 }
@@ -201,6 +172,11 @@ func (a *postgresAttempt) Abort(ctx context.Context) error {
 
 // rollback waits for the database until ctx ends.
 func (a *postgresAttempt) rollback(ctx context.Context) error {
+	// Where create left rows open, a driver refuses a statement at once. Rollback would read them to their end, however many
+	// are still to come.
+	if _, err := a.tx.ExecContext(ctx, ";"); err != nil {
+		return err
+	}
 	defer context.AfterFunc(ctx, a.cancel)()
 	return a.tx.Rollback()
 }
@@ -226,6 +202,9 @@ func (a *postgresAttempt) destroy() {
 		if c, ok := conn.(interface{ Conn() *pgx.Conn }); ok {
 			ctx, cancel := detached(context.Background())
 			defer cancel()
+			if pgConn := c.Conn().PgConn(); pgConn.IsBusy() && !pgConn.IsClosed() {
+				_ = pgConn.CancelRequest(ctx)
+			}
 			_ = c.Conn().Close(ctx)
 		}
 		return nil // an error would have Raw wait for the transaction

@@ -91,7 +91,7 @@ var mutants = []mutant{
 	{
 		"Postgres: lost COMMIT answer taken for a rollback, and the key freed", "a key that may have committed is never freed",
 		[]edit{
-			{attempt, "\t\treturn a.findOut(ctx, err)\n\t}\n\treturn a.settle(ctx, answer, err)", "\t\treturn err\n\t}\n\treturn a.settle(ctx, answer, err)"},
+			{attempt, "\treturn a.findOut(ctx, answer, err)", "\treturn err"},
 			{postgres, "SELECT CASE WHEN $5::text IS NULL THEN 'aborted' ELSE {how} END AS how", "SELECT CASE WHEN true THEN 'aborted' ELSE {how} END AS how"},
 			{postgres, "claim_id = $4::text::uuid AND state = 'claimed' AND how = 'aborted'", "claim_id = $4::text::uuid AND how = 'aborted'"},
 		},
@@ -99,13 +99,12 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: COMMIT sent again after a lost answer", "COMMIT is never sent twice",
-		[]edit{{attempt, "\t\treturn a.findOut(ctx, err)\n\t}\n\treturn a.settle(ctx, answer, err)", `		a.letGo(ctx)
-		if a.conn, err = a.store.acquire(ctx); err == nil {
-			err = a.commit(ctx, answer)
-		}
-		return a.findOut(ctx, err)
+		[]edit{{attempt, "\treturn a.findOut(ctx, answer, err)", `	a.letGo(ctx)
+	if conn, acquireErr := a.store.acquire(ctx); acquireErr == nil {
+		a.conn = conn
+		err = a.commit(ctx, answer)
 	}
-	return a.settle(ctx, answer, err)`}},
+	return a.findOut(ctx, answer, err)`}},
 		root("^TestPostgresLostCommitAnswer$/^cache_statement$"),
 	},
 	{
@@ -120,15 +119,30 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: a transaction that still runs is taken for one that failed", "a COMMIT under way is waited for",
-		[]edit{{"internal/postgressql/ended.go", "case how == Aborted || committed:", "case how != Committed || committed:"}},
+		[]edit{{"internal/postgressql/ended.go", "case how == Aborted:", "case how != Committed:"}},
 		root("^TestPostgresLostCommitAnswer$/^cache_statement$"),
 	},
 	{
 		"Postgres: unknown outcome, and the key aborted", "while the outcome is unknown the key is kept",
 		[]edit{
-			{attempt, "if fate == postgressql.NotStored {", "if fate != postgressql.Stored {"},
+			{attempt, "case fate == postgressql.NotStored:", "case fate == postgressql.NotStored, fate == postgressql.Unknown:"},
 		},
 		root("^TestPostgresOutcomeUnknown$"),
+	},
+	{
+		"Postgres: a late completion is believed before its commit", "what a create committed completes its record",
+		[]edit{{"internal/postgressql/ended.go", "case how == Committed && settle(ctx) == nil:", "case how == Committed && settle(ctx) != context.Canceled:"}},
+		root("^TestPostgresCommittedByCreateAndAFault$/once$"),
+	},
+	{
+		"Postgres: a question takes all the time there is", "a connection that falls silent is not the only one",
+		[]edit{{"internal/postgressql/ended.go", "askTimeout = 3 * time.Second", "askTimeout = outcomeTimeout"}},
+		root("^TestPostgresCommittedByCreateAndAFault$/silent$"),
+	},
+	{
+		"Postgres: a query that nobody reads is not cancelled", "a backend that has nothing to send does not keep a key",
+		[]edit{{attempt, "if conn.PgConn().IsBusy() && !conn.IsClosed() {", "if false {"}},
+		root("^TestPostgresOpenRowsOfASlowQuery$"),
 	},
 	{
 		"Postgres: expiry ignored", "an expired record is as if there were none",
@@ -182,7 +196,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: lost COMMIT answer taken for a rollback", "a lost COMMIT answer is found out",
-		[]edit{{"sqlstore/postgres_attempt.go", "\t\treturn a.findOut(ctx, err)\n\t}\n\treturn a.settle(ctx, answer, err)", "\t\treturn err\n\t}\n\treturn a.settle(ctx, answer, err)"}},
+		[]edit{{"sqlstore/postgres_attempt.go", "\treturn a.findOut(ctx, answer, err)", "\treturn err"}},
 		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
 	},
 	{
@@ -197,7 +211,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: a create's own COMMIT is not settled", "what a create committed completes its record",
-		[]edit{{"sqlstore/postgres_attempt.go", "\treturn a.settle(ctx, answer, err)", "\treturn err"}},
+		[]edit{{"internal/postgressql/ended.go", "case how == Committed && settle(ctx) == nil:\n\t\t\tfate = Settled", "case how == Committed:\n\t\t\tfate = NotStored"}},
 		sql("^TestPostgresCreateEndsItsTransaction$/^pgx$"),
 	},
 	{
@@ -212,12 +226,12 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: a transaction that still runs is taken for one that failed", "a COMMIT under way is waited for",
-		[]edit{{"internal/postgressql/ended.go", "case how == Aborted || committed:", "case how != Committed || committed:"}},
+		[]edit{{"internal/postgressql/ended.go", "case how == Aborted:", "case how != Committed:"}},
 		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
 	},
 	{
 		"Postgres through database/sql: unknown outcome, and the key aborted", "while the outcome is unknown the key is kept",
-		[]edit{{"sqlstore/postgres_attempt.go", "if fate == postgressql.NotStored {", "if fate != postgressql.Stored {"}},
+		[]edit{{"sqlstore/postgres_attempt.go", "case fate == postgressql.NotStored:", "case fate == postgressql.NotStored, fate == postgressql.Unknown:"}},
 		sql("^TestPostgresOutcomeUnknown$/^pgx$"),
 	},
 	{

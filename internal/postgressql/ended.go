@@ -2,6 +2,7 @@ package postgressql
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -15,9 +16,12 @@ const (
 )
 
 const (
-	// outcomeTimeout bounds finding out what became of a COMMIT whose answer was lost. It is a bound of its own: the
-	// request's may be used up by then, and a database that restarts is worth waiting for.
+	// outcomeTimeout bounds finding out what became of an attempt that did not commit for sure. It is a bound of its own:
+	// the request's may be used up by then, and a database that restarts is worth waiting for.
 	outcomeTimeout = 10 * time.Second
+
+	// askTimeout bounds one question: a connection that has fallen silent is not the only one.
+	askTimeout = 3 * time.Second
 
 	shortestPause = 2 * time.Millisecond // between two questions; each is twice the one before
 	longestPause  = 100 * time.Millisecond
@@ -35,7 +39,7 @@ func untilEnded(ctx context.Context, ask func() (over bool)) error {
 	return nil
 }
 
-// Judge runs Settle or Free by ask, and again while the database has not ended the attempt's transaction.
+// Judge runs Free by ask, and again while the database has not ended the attempt's transaction.
 func Judge(ctx context.Context, ask func() (how string, err error)) error {
 	var err error
 	ended := untilEnded(ctx, func() bool {
@@ -49,32 +53,37 @@ func Judge(ctx context.Context, ask func() (how string, err error)) error {
 	return err
 }
 
-// A Fate is what became of a COMMIT whose answer was lost.
+// A Fate is what became of an attempt that did not commit for sure.
 type Fate int
 
 const (
 	Unknown   Fate = iota
 	NotStored      // the attempt is free to abort
 	Stored
+	Settled // create had committed the transaction itself, and the record was completed afterwards
 )
 
-// FindOut runs Outcome by ask until the truth about a COMMIT is known, or its time is up. A database that restarts answers
-// soon, so errors are asked again; gone says which one means that the claim is no longer there.
-func FindOut(ctx context.Context, gone error, ask func(ctx context.Context) (state, how string, err error)) Fate {
+// FindOut runs Outcome by ask until the truth about an attempt is known, or its time is up. A database that restarts
+// answers soon, so errors are asked again. If create itself committed the transaction, FindOut runs Settle by settle.
+func FindOut(ctx context.Context, ask func(ctx context.Context) (state, how string, err error), settle func(ctx context.Context) error) Fate {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
 	defer cancel()
-	fate, committed := Unknown, false
+	fate := Unknown
 	_ = untilEnded(ctx, func() bool {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
 		state, how, err := ask(ctx)
 		switch {
 		case err != nil:
-			return errors.Is(err, gone)
+			return errors.Is(err, sql.ErrNoRows) // the claim is gone: nobody can tell
 		case state != "claimed": // completed, or a tombstone since, under this claim id
 			fate = Stored
-		case how == Aborted || committed:
+		case how == Aborted:
 			fate = NotStored
+		// By create; or by the attempt itself while the question was answered: then Settle finds nothing to complete.
+		case how == Committed && settle(ctx) == nil:
+			fate = Settled
 		}
-		committed = how == Committed // and claimed: by create, or the commit came while the question was answered
 		return fate != Unknown
 	})
 	return fate

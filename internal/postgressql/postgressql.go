@@ -203,20 +203,14 @@ const how = `coalesce((
 		FROM {records} WHERE {scope} AND claim_id = $4::text::uuid
 	), pg_xact_status($5::text::xid8), '')`
 
-// settle completes a record whose attempt's transaction create had already ended, if it ended it by COMMIT: freeing the
-// key would double that write. It returns how the transaction ended and whether the record was completed.
-// $1 to $3 scope, $4 claim id, $5 transaction id, $6 TTL, $7 status, $8 header, $9 body, $10 resource ref.
-const settle = `WITH attempt AS (
-	SELECT {how} AS how
-), completed AS (
-	UPDATE {records} SET state = 'completed', completed_at = statement_timestamp(),
-		expires_at = statement_timestamp() + $6::bigint * interval '1 microsecond',
-		status = $7::bigint, header = $8::text, body = $9::bytea, resource_ref = $10::text
-	FROM attempt
-	WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed' AND how = 'committed'
-	RETURNING 1
-)
-SELECT how, EXISTS (SELECT FROM completed) FROM attempt`
+// settle completes a record whose attempt's transaction create itself has committed: freeing the key would double that
+// write. No row: it was completed, or the claim is gone.
+// $1 to $3 scope, $4 claim id, $5 TTL, $6 status, $7 header, $8 body, $9 resource ref.
+const settle = `UPDATE {records} SET state = 'completed', completed_at = statement_timestamp(),
+	expires_at = statement_timestamp() + $5::bigint * interval '1 microsecond',
+	status = $6::bigint, header = $7::text, body = $8::bytea, resource_ref = $9::text
+WHERE {scope} AND claim_id = $4::text::uuid AND state = 'claimed'
+RETURNING true`
 
 // free gives the key back after an attempt that did not complete, and returns how its transaction ended. If create itself
 // committed it, the claim is kept for good instead: claimed_at infinity is never abandoned. $4 claim id, $5 transaction id
@@ -234,8 +228,8 @@ const free = `WITH attempt AS (
 )
 SELECT how FROM async`
 
-// outcome finds out, on another connection, what became of a COMMIT whose answer was lost: the record's state, and how the
-// transaction ended. 'claimed' beside 'committed' may be a commit that came after the statement began: ask again.
+// outcome finds out what became of an attempt: the record's state, and how the transaction ended. 'claimed' beside
+// 'committed' is a transaction that create itself committed, or a commit that came after the statement began.
 // $4 claim id, $5 transaction id.
 const outcome = `SELECT state, {how} FROM {records} WHERE {scope} AND claim_id = $4::text::uuid`
 

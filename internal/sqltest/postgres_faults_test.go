@@ -370,22 +370,6 @@ func TestPostgresOutcomeUnknown(t *testing.T) {
 				require.Equal(t, 1, b.notes())
 			})
 		}
-		t.Run("create had committed by itself", func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t, driver, nil)
-			var connects atomic.Int32
-			b.guard(func(context.Context) error {
-				if connects.Add(1) > 1 {
-					return errors.New("the database is away")
-				}
-				return nil
-			})
-			_, err := b.send(key, inserting(created, nil, "COMMIT"))
-			require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
-			require.ErrorIs(t, err, holdsend.ErrTxEnded)
-			require.NotContains(t, err.Error(), "nothing was stored")
-			require.Equal(t, 1, b.notes())
-		})
 		t.Run("the record is gone", func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t, driver, nil)
@@ -554,26 +538,108 @@ func TestPostgresCommittedByCreateThenUnfit(t *testing.T) {
 	})
 }
 
-// The time of Complete is used up when it finds out that create had committed by itself: the record is completed all the same.
-func TestPostgresCommittedByCreateThenOutOfTime(t *testing.T) {
+// Create commits by itself and answers 2xx, and what the store does about it meets a fault that passes: the record is
+// completed all the same. An error never says that nothing was stored.
+func TestPostgresCommittedByCreateAndAFault(t *testing.T) {
 	t.Parallel()
+	requireCompleted := func(t *testing.T, b *bed, answer holdsend.Answer, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+		again, err := b.send(key, insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeReplayed, again.Outcome)
+		require.Equal(t, created.Body, again.Body)
+		require.Equal(t, 1, b.notes())
+	}
 	eachPostgres(t, func(t *testing.T, driver string) {
-		b := newBed(t, driver, nil)
-		claim := holdsend.Claim{Scope: holdsend.Scope{Owner: "ada", Operation: "note.create", Key: key}, Fingerprint: "hs1:" + strings.Repeat("0", 64)}
-		attempt, _, err := b.store.Begin(t.Context(), claim)
-		require.NoError(t, err)
-		for _, statement := range []string{"INSERT INTO writes VALUES ('hello')", "COMMIT"} {
-			_, err := attempt.Tx().Exec(statement)
+		t.Run("the time of Complete is used up", func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, driver, nil)
+			claim := holdsend.Claim{Scope: holdsend.Scope{Owner: "ada", Operation: "note.create", Key: key}, Fingerprint: "hs1:" + strings.Repeat("0", 64)}
+			attempt, _, err := b.store.Begin(t.Context(), claim)
 			require.NoError(t, err)
+			_, err = inserting(created, nil, "COMMIT")(t.Context(), attempt.Tx(), holdsend.Incoming{})
+			require.NoError(t, err)
+			ended, cancel := context.WithCancel(t.Context())
+			cancel()
+			require.NoError(t, attempt.Complete(ended, holdsend.Completion{Response: created}))
+			require.ErrorIs(t, attempt.(holdsend.Warner).Warning(), holdsend.ErrTxEnded)
+			record, err := b.store.Find(t.Context(), claim.Scope)
+			require.NoError(t, err)
+			require.Equal(t, holdsend.StateCompleted, record.State)
+			require.Equal(t, created.Body, record.Response.Body)
+		})
+		t.Run("the late completion fails at its commit, once", func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, driver, nil)
+			pgtest.Exec(t, b.aside, `CREATE SEQUENCE completions;
+				CREATE FUNCTION fails_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					IF NEW.state = 'completed' AND nextval('completions') = 1 THEN RAISE EXCEPTION 'not now'; END IF;
+					RETURN NULL;
+				END $$;
+				CREATE CONSTRAINT TRIGGER fails_once AFTER UPDATE ON holdsend_records DEFERRABLE INITIALLY DEFERRED
+					FOR EACH ROW EXECUTE FUNCTION fails_once()`)
+			answer, err := b.send(key, inserting(created, nil, "COMMIT"))
+			requireCompleted(t, b, answer, err)
+		})
+		for _, times := range []int{1, 6} { // more often than one call tries connections
+			t.Run(fmt.Sprintf("the connection is cut at the late completion, %d times", times), func(t *testing.T) {
+				t.Parallel()
+				b := newBed(t, driver, nil)
+				var last *pgproxy.Injected
+				for range times {
+					last = b.proxy.Inject(pgproxy.Fault{Do: pgproxy.CutBeforeBatch, When: func(batch pgproxy.Batch) bool {
+						return batch.Contains("state = 'completed', completed_at") && batch.Contains("RETURNING true")
+					}})
+				}
+				answer, err := b.send(key, inserting(created, nil, "COMMIT"))
+				require.True(t, last.Happened())
+				requireCompleted(t, b, answer, err)
+			})
 		}
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
-		require.NoError(t, attempt.Complete(ended, holdsend.Completion{Response: created}))
-		require.ErrorIs(t, attempt.(holdsend.Warner).Warning(), holdsend.ErrTxEnded)
-		record, err := b.store.Find(t.Context(), claim.Scope)
-		require.NoError(t, err)
-		require.Equal(t, holdsend.StateCompleted, record.State)
-		require.Equal(t, created.Body, record.Response.Body)
+		t.Run("the pool has no connection for a while", func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, driver, nil)
+			b.db.SetMaxOpenConns(1)
+			asking, other := make(chan struct{}), make(chan error, 1)
+			answer, err := b.send(key, inserting(created, nil, "COMMIT", func(*sql.Tx) error {
+				go func() { // it gets the connection that the attempt gives up
+					close(asking)
+					conn, err := b.db.Conn(context.Background())
+					if err == nil {
+						_, err = conn.ExecContext(context.Background(), "SELECT pg_sleep(6)") // longer than Complete has time
+						_ = conn.Close()
+					}
+					other <- err
+				}()
+				<-asking
+				return nil
+			}))
+			require.NoError(t, <-other)
+			requireCompleted(t, b, answer, err)
+		})
+		for name, steps := range map[string][]any{
+			"nothing more":         {},
+			"a failed transaction": {"BEGIN", func(tx *sql.Tx) error { _, _ = tx.Exec("SELECT 1/0"); return nil }},
+			"open rows":            {openRows},
+		} {
+			t.Run("the database is away after "+name, func(t *testing.T) {
+				t.Parallel()
+				b := newBed(t, driver, nil)
+				var connects atomic.Int32
+				b.guard(func(context.Context) error {
+					if connects.Add(1) > 1 {
+						return errors.New("the database is away")
+					}
+					return nil
+				})
+				_, err := b.send(key, inserting(created, nil, append([]any{"COMMIT"}, steps...)...))
+				require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+				require.NotContains(t, err.Error(), "nothing was stored")
+				require.Equal(t, 1, b.notes())
+			})
+		}
 	})
 }
 
@@ -644,6 +710,34 @@ func TestPostgresOpenRows(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, stored == 1, again.Outcome == holdsend.OutcomeReplayed)
 		require.Equal(t, 1, b.notes())
+	})
+}
+
+// Create fails and leaves rows open, more than anybody would read: the key is free all the same.
+func TestPostgresAbortWithOpenRows(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		cases := map[string]func(*sql.Tx) error{"many": openRows}
+		if driver == "pgx" { // lib/pq cannot cancel a query that is under way on a context without an end
+			cases["slow"] = func(tx *sql.Tx) error { // the third row comes much later
+				_, err := tx.Query("SELECT repeat('x', 100000), CASE WHEN n = 3 THEN pg_sleep(1000)::text END FROM generate_series(1, 3) n")
+				return err
+			}
+		}
+		for name, open := range cases {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				b := newBed(t, driver, nil)
+				b.db.SetMaxOpenConns(1)
+				answer, err := b.send(key, inserting(holdsend.Response{Status: 404}, nil, open))
+				require.NoError(t, err)
+				require.Equal(t, holdsend.OutcomeNotStored, answer.Outcome)
+				b.requireFree(key)
+				_, err = holdsend.HandleIdempotent(context.Background(), b.store, request(""), inserting(holdsend.Response{Status: 404}, nil, open))
+				require.NoError(t, err)
+				require.Equal(t, 0, b.notes())
+			})
+		}
 	})
 }
 
