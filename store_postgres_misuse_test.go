@@ -108,10 +108,10 @@ func TestPostgresCommittedByCreateAndAFault(t *testing.T) {
 		require.Equal(t, holdsend.StateCompleted, record.State)
 		require.Equal(t, "stored", string(record.Response.Body))
 	})
-	t.Run("the late completion fails at its commit, once", func(t *testing.T) {
+	t.Run("the late completion fails at its commit, twice", func(t *testing.T) {
 		t.Parallel()
 		b := newBed(t, nil, nil)
-		pgtest.Exec(t, b.aside, failsOnce)
+		pgtest.Exec(t, b.aside, failsTwice)
 		answer, err := b.send(key, committing())
 		requireCompleted(t, b, answer, err)
 	})
@@ -179,14 +179,14 @@ func TestPostgresCommittedByCreateAndAFault(t *testing.T) {
 	}
 }
 
-// failsOnce makes the first completion fail at its commit.
-const failsOnce = `CREATE SEQUENCE completions;
-	CREATE FUNCTION fails_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-		IF NEW.state = 'completed' AND nextval('completions') = 1 THEN RAISE EXCEPTION 'not now'; END IF;
+// failsTwice makes the first two completions fail at their commit.
+const failsTwice = `CREATE SEQUENCE completions;
+	CREATE FUNCTION fails_twice() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF NEW.state = 'completed' AND nextval('completions') <= 2 THEN RAISE EXCEPTION 'not now'; END IF;
 		RETURN NULL;
 	END $$;
-	CREATE CONSTRAINT TRIGGER fails_once AFTER UPDATE ON holdsend_records DEFERRABLE INITIALLY DEFERRED
-		FOR EACH ROW EXECUTE FUNCTION fails_once()`
+	CREATE CONSTRAINT TRIGGER fails_twice AFTER UPDATE ON holdsend_records DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW EXECUTE FUNCTION fails_twice()`
 
 // Create leaves a query unread whose backend has nothing to send for long, and so would not notice that its client is gone.
 func TestPostgresOpenRowsOfASlowQuery(t *testing.T) {

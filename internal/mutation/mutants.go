@@ -132,7 +132,7 @@ var mutants = []mutant{
 	{
 		"Postgres: a late completion is believed before its commit", "what a create committed completes its record",
 		[]edit{{"internal/postgressql/ended.go", "case how == Committed && settle(ctx) == nil:", "case how == Committed && settle(ctx) != context.Canceled:"}},
-		root("^TestPostgresCommittedByCreateAndAFault$/once$"),
+		root("^TestPostgresCommittedByCreateAndAFault$/twice$"),
 	},
 	{
 		"Postgres: a question takes all the time there is", "a connection that falls silent is not the only one",
