@@ -12,8 +12,9 @@ var (
 	// over, forgotten or purged meanwhile. Everything the attempt wrote was rolled back.
 	ErrClaimLost = errors.New("holdsend: the claim was lost before completion, and its write was rolled back: retry with the same key")
 
-	// ErrOutcomeUnknown is returned when the answer to a COMMIT was lost and the database could not be asked for the
-	// truth. The write may or may not be there; the key is kept, so that a retry with it finds out.
+	// ErrOutcomeUnknown is returned when the answer to a COMMIT was lost, or the connection before it, and the database
+	// could not be asked for the truth. The write may or may not be there; the key is kept, so that a retry with it finds
+	// out.
 	ErrOutcomeUnknown = errors.New("holdsend: the outcome of the commit is unknown: retry with the same key")
 
 	// ErrNotFound is returned by Store.Find when no record stands at the scope.
@@ -141,7 +142,7 @@ type Attempt[Tx any] interface {
 	//
 	//   - nil: committed.
 	//   - ErrClaimLost: rolled back, the claim belongs to another or is gone.
-	//   - ErrOutcomeUnknown: the commit's answer was lost and the truth could not be had. It is never sent twice.
+	//   - ErrOutcomeUnknown: it may have been committed, and the truth could not be had. COMMIT is never sent twice.
 	//   - any other error: rolled back, the claim still held until Abort frees it.
 	//
 	// Complete after Abort, or twice, is an error.

@@ -37,8 +37,11 @@ type PostgresDB interface {
 
 // PostgresOptions configures NewPostgresStore and PostgresSchema. Nil means all defaults.
 type PostgresOptions struct {
-	Schema string // the table's schema; default "": found by the connection's search_path
-	Table  string // default "holdsend_records"
+	// Schema is the table's schema. By default it is found by the connection's search_path, which a create may change for
+	// its transaction alone (SET LOCAL): the next claim may be on the same connection.
+	Schema string
+
+	Table string // default "holdsend_records"
 
 	// TakeOverAfter is how old a claim that no attempt holds must be before a retry may take it over; default 1 s. A
 	// slow create is never robbed, however short this is: it only has to cover the moment between a claim's commit and

@@ -4,8 +4,8 @@
 // The transaction that create gets is a *sql.Tx, of which frameworks such as bun and gorm make their own. Commit and
 // Rollback of it belong to the store. A create that calls them all the same, or sends COMMIT or ROLLBACK as SQL, is found
 // out: what it committed completes the record (with [holdsend.ErrTxEnded] in Event.Err), or keeps the key for good and is
-// a loud error where there is no 2xx to store; what it rolled back is an error and frees the key. A committed write is
-// never left with a free key.
+// a loud error where there is no 2xx to store; what it rolled back is an error and frees the key. But until such a create
+// returns, nothing holds the key on Postgres: a retry that comes more than TakeOverAfter after its COMMIT creates again.
 package sqlstore
 
 import (
