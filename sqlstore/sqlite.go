@@ -101,10 +101,13 @@ func (s *SQLiteStore) Waiters() *holdsend.Waiters { return &s.waiters }
 
 const sqliteDSN = "file:notes.db?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL) with modernc.org/sqlite and ncruces/go-sqlite3, file:notes.db?_busy_timeout=5000&_journal_mode=WAL with mattn/go-sqlite3"
 
+// checkTimeout bounds what NewSQLite asks. A driver that compiles SQLite first takes seconds on a busy machine.
+const checkTimeout = time.Minute
+
 // checkSQLite looks at two connections at once: a PRAGMA that was sent by Exec instead of being part of the data source
 // name holds on one connection alone.
 func checkSQLite(db *sql.DB) error {
-	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
 	defer cancel()
 	var conns [2]*sql.Conn
 	for i := range conns {
