@@ -65,8 +65,9 @@ func (a *postgresAttempt) Complete(ctx context.Context, c Completion) error {
 	if err != nil {
 		return err
 	}
+	sent := false
 	if err = unfit; err == nil {
-		err = a.commit(ctx, answer)
+		sent, err = a.commit(ctx, answer)
 	}
 	switch {
 	case err == nil:
@@ -76,17 +77,20 @@ func (a *postgresAttempt) Complete(ctx context.Context, c Completion) error {
 	case errors.Is(err, ErrClaimLost):
 		a.finish(ctx)
 		return err
+	case sent && !commitLost(err):
+		return err // the server's own answer to COMMIT: rolled back
 	}
-	return a.findOut(ctx, answer, err)
+	return a.findOut(ctx, answer, sent, err)
 }
 
-// commit sends the guarded update and COMMIT.
-func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
+// commit sends the guarded update and COMMIT, which only arrives if the update was done or its answer is lost.
+func (a *postgresAttempt) commit(ctx context.Context, answer []any) (sent bool, err error) {
 	b := &pgx.Batch{}
 	b.Queue(a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...)
 	b.Queue("commit")
 	results := a.conn.SendBatch(ctx, b)
-	_, err := results.Exec() // the guard's error is all that it has to say
+	_, err = results.Exec() // the guard's error is all that it has to say
+	sent = err == nil || commitLost(err)
 	var tag pgconn.CommandTag
 	if err == nil {
 		tag, err = results.Exec()
@@ -96,17 +100,17 @@ func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
 	}
 	switch {
 	case err == nil && tag.String() == "COMMIT":
-		return nil
+		return sent, nil
 	case err == nil:
-		return errTxFailed
+		return sent, errTxFailed
 	case guardFailed(err, postgressql.GuardLost):
-		return ErrClaimLost
+		return sent, ErrClaimLost
 	case guardFailed(err, postgressql.GuardEnded):
-		return ErrTxEnded
+		return sent, ErrTxEnded
 	case commitLost(err):
-		return fmt.Errorf("holdsend: the connection was lost at the commit: %w", err)
+		return sent, fmt.Errorf("holdsend: the connection was lost at the commit: %w", err)
 	}
-	return err
+	return sent, err
 }
 
 // closeTx ends create's use of the transaction, and finds what makes it unfit to commit.
@@ -167,33 +171,39 @@ func guardFailed(err error, guard string) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "22P02" && strings.Contains(pgErr.Message, guard)
 }
 
-// findOut returns the truth about an attempt that did not commit for sure, for the reason in cause. COMMIT is never sent
-// again. Create may have committed by itself before: then its 2xx completes the record, since a freed key would double the
-// write.
-func (a *postgresAttempt) findOut(ctx context.Context, answer []any, cause error) error {
+// findOut returns the truth about an attempt that did not commit for sure, for the reason in cause; sent: COMMIT may have
+// arrived. It is never sent again. Create may have committed by itself before: then its 2xx completes the record, since a
+// freed key would double the write.
+func (a *postgresAttempt) findOut(ctx context.Context, answer []any, sent bool, cause error) error {
 	claim := []any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID}
 	ask := func(ctx context.Context, targets []any, sql string, more ...any) error {
 		return a.withConn(ctx, func(conn *pgxpool.Conn) error {
+			ctx, cancel := context.WithTimeout(ctx, postgressql.AskTimeout)
+			defer cancel()
 			return a.store.query(ctx, conn, func(row pgx.Row) error { return row.Scan(targets...) }, sql, slices.Concat(claim, more)...)
 		})
 	}
-	fate := postgressql.FindOut(ctx, func(ctx context.Context) (state, how string, err error) {
+	fate, err := postgressql.FindOut(ctx, func(ctx context.Context) (state, how string, err error) {
 		err = ask(ctx, []any{&state, &how}, a.sql.Outcome, a.xid)
 		return state, how, err
 	}, func(ctx context.Context) error {
-		return ask(ctx, []any{nil}, a.sql.Settle, answer...)
+		var completed bool
+		return ask(ctx, []any{&completed}, a.sql.Settle, answer...)
 	})
-	switch {
-	case fate == postgressql.NotStored && cause == ErrTxEnded:
-		return errRolledBack
-	case fate == postgressql.NotStored:
+	switch fate {
+	case postgressql.NotStored:
+		if cause == ErrTxEnded {
+			return errRolledBack
+		}
 		return fmt.Errorf("holdsend: nothing was stored: %w", cause)
+	case postgressql.Kept: // by Abort
+		return fmt.Errorf("holdsend: create committed its transaction, and its record could not be completed: %w: %w", ErrTxEnded, err)
 	}
 	a.finish(ctx)
 	if fate == postgressql.Unknown { // the key is kept
-		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, cause)
+		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, errors.Join(cause, err))
 	}
-	if fate == postgressql.Settled || cause == ErrTxEnded {
+	if !sent {
 		a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", ErrTxEnded)
 	}
 	return nil

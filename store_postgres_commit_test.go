@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -180,12 +182,103 @@ func assertAsksAgain(t *testing.T, proxy *pgproxy.Proxy) {
 	assert.Eventually(t, func() bool {
 		questions := 0
 		for _, batch := range proxy.Batches() {
-			if batch.Contains("SELECT state, coalesce(") {
+			if batch.Contains("SELECT state, how") {
 				questions++
 			}
 		}
 		return questions >= 2
 	}, time.Minute, time.Millisecond)
+}
+
+// The transaction of an attempt was rolled back, and another takes its claim over before anybody asks: the outcome is known
+// all the same.
+func TestPostgresRolledBackThenTakenOver(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"a constraint at COMMIT": func(ctx context.Context, tx pgx.Tx) error {
+			return execAll(ctx, tx, "INSERT INTO picky VALUES (1), (1)")
+		},
+		"a failed transaction": func(ctx context.Context, tx pgx.Tx) error {
+			_, _ = tx.Exec(ctx, "SELECT 1/0")
+			return nil
+		},
+		"a lost connection": func(ctx context.Context, tx pgx.Tx) error { return tx.Conn().Close(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := &holdsend.PostgresOptions{TakeOverAfter: time.Millisecond}
+			b := newBed(t, o, nil)
+			pgtest.Exec(t, b.aside, "CREATE TABLE picky (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+			other, err := holdsend.NewPostgresStore(b.aside, o)
+			require.NoError(t, err)
+			// What the store asks next is held up, on whatever connection, until the claim is another's.
+			var before atomic.Pointer[func()]
+			pool := pgtest.Pool(t, b.url, func(c *pgxpool.Config) { c.ConnConfig.Tracer = outcomeTracer{&before} })
+			store, err := holdsend.NewPostgresStore(pool, o)
+			require.NoError(t, err)
+			takeOver := func() {
+				r := request(key)
+				r.Wait = time.Minute
+				answer, err := holdsend.HandleIdempotent(context.Background(), other, r, insertNote)
+				assert.NoError(t, err)
+				assert.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+			}
+			before.Store(&takeOver)
+			_, err = holdsend.HandleIdempotent(context.Background(), store, request(key), func(ctx context.Context, tx pgx.Tx, _ holdsend.Incoming) (holdsend.Response, error) {
+				return holdsend.Response{Status: 201}, fail(ctx, tx)
+			})
+			require.Error(t, err)
+			require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+		})
+	}
+}
+
+// An outcomeTracer calls *before once, before an outcome is asked for.
+type outcomeTracer struct{ before *atomic.Pointer[func()] }
+
+func (o outcomeTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, start pgx.TraceBatchStartData) context.Context {
+	for _, q := range start.Batch.QueuedQueries {
+		if strings.HasPrefix(q.SQL, "SELECT state, how") {
+			if do := o.before.Swap(nil); do != nil {
+				(*do)()
+			}
+		}
+	}
+	return ctx
+}
+func (o outcomeTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (o outcomeTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+func (o outcomeTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (o outcomeTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// The answer to COMMIT is lost, and the pool has no connection to ask on for longer than one question may take.
+func TestPostgresLostCommitAnswerBesideABusyPool(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	proxy := pgproxy.Start(t, url)
+	b := newBedOn(t, url, proxy.URL(), nil, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	proxy.Inject(pgproxy.Fault{Do: pgproxy.LoseCommitAnswer})
+	var others sync.WaitGroup
+	answer, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+		for range 3 { // whoever gives its place in the queue up is behind all of them again
+			asking := make(chan struct{})
+			others.Go(func() {
+				close(asking)
+				for began := time.Now(); time.Since(began) < 8*time.Second; {
+					_, err := b.pool.Exec(context.Background(), "SELECT pg_sleep(1.5)")
+					assert.NoError(t, err)
+				}
+			})
+			<-asking
+		}
+		return insertNote(ctx, tx, in)
+	})
+	others.Wait()
+	require.NoError(t, err)
+	require.Equal(t, holdsend.OutcomeCreated, answer.Outcome)
+	require.Equal(t, 1, b.notes())
 }
 
 // The database cannot be asked, or no longer knows: ErrOutcomeUnknown, and the key is kept.

@@ -142,6 +142,38 @@ func TestPostgresCommittedByCreateAndAFault(t *testing.T) {
 		require.True(t, fault.Happened())
 		requireCompleted(t, b, answer, err)
 	})
+	t.Run("its answer is lost, and somebody hears of it", func(t *testing.T) {
+		t.Parallel()
+		b, proxy := newProxiedBed(t, "cache_statement", nil)
+		fault := proxy.Inject(pgproxy.Fault{Do: pgproxy.LoseAnswers, When: func(batch pgproxy.Batch) bool {
+			return batch.Contains("RETURNING true")
+		}})
+		r := request(key)
+		var event holdsend.Event
+		r.Observe = func(_ context.Context, e holdsend.Event) { event = e }
+		answer, err := holdsend.HandleIdempotent(context.Background(), b.store, r, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			answer, err := committing()(ctx, tx, in)
+			return answer, errors.Join(err, tx.Conn().Close(ctx))
+		})
+		require.True(t, fault.Happened())
+		require.ErrorIs(t, event.Err, holdsend.ErrTxEnded)
+		requireCompleted(t, b, answer, err)
+	})
+	t.Run("the record can never be completed", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t, &holdsend.PostgresOptions{TakeOverAfter: time.Millisecond}, nil)
+		pgtest.Exec(t, b.aside, strings.ReplaceAll(failsTwice, "<= 2", "> 0"))
+		_, err := b.send(key, committing())
+		require.ErrorIs(t, err, holdsend.ErrTxEnded)
+		require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+		require.ErrorContains(t, err, "not now", "the error says why")
+		r := request(key)
+		r.Wait = 100 * time.Millisecond
+		answer, err := holdsend.HandleIdempotent(context.Background(), b.store, r, insertNote)
+		require.NoError(t, err)
+		require.Equal(t, holdsend.OutcomeInProgress, answer.Outcome, "the key is kept")
+		require.Equal(t, 1, b.notes())
+	})
 	for name, then := range map[string]func(ctx context.Context, tx pgx.Tx) error{
 		"nothing more": func(context.Context, pgx.Tx) error { return nil },
 		"open rows": func(ctx context.Context, tx pgx.Tx) error {

@@ -64,7 +64,7 @@ func (a *postgresAttempt) Complete(ctx context.Context, c holdsend.Completion) e
 	}
 	answer := []any{ttl, text.status, text.header, text.body, text.ref}
 
-	err = a.commit(ctx, answer)
+	sent, err := a.commit(ctx, answer)
 	switch {
 	case err == nil:
 		a.settled = true
@@ -74,32 +74,34 @@ func (a *postgresAttempt) Complete(ctx context.Context, c holdsend.Completion) e
 		a.settled = true
 		a.destroy()
 		return err
+	case sent && isRolledBack(err):
+		return err // the server's own answer to COMMIT
 	}
-	return a.findOut(ctx, answer, err)
+	return a.findOut(ctx, answer, sent, err)
 }
 
 // commit sends the guarded update, then COMMIT.
-func (a *postgresAttempt) commit(ctx context.Context, answer []any) error {
+func (a *postgresAttempt) commit(ctx context.Context, answer []any) (sent bool, err error) {
 	var one int
-	err := a.tx.QueryRowContext(ctx, a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...).Scan(&one)
+	err = a.tx.QueryRowContext(ctx, a.sql.Complete, append([]any{a.row, a.claimID, a.xid}, answer...)...).Scan(&one)
 	switch {
 	case errors.Is(err, sql.ErrTxDone) || isGuard(err, postgressql.GuardEnded):
-		return holdsend.ErrTxEnded
+		return false, holdsend.ErrTxEnded
 	case isGuard(err, postgressql.GuardLost):
-		return holdsend.ErrClaimLost
+		return false, holdsend.ErrClaimLost
 	case sqlState(err) == "25P02":
-		return errTxFailed
+		return false, errTxFailed
 	case err != nil:
-		return explainBroken(err)
+		return false, explainBroken(err)
 	}
 	// Commit takes no context: where ctx ends, that of the transaction does. (lib/pq does not listen to it by then.)
 	stop := context.AfterFunc(ctx, a.cancel)
 	err = a.tx.Commit()
 	stop()
 	if err == nil || isRolledBack(err) {
-		return err
+		return true, err
 	}
-	return fmt.Errorf("holdsend: the connection was lost at the commit: %w", err)
+	return true, fmt.Errorf("holdsend: the connection was lost at the commit: %w", err)
 }
 
 // explainBroken adds the fix to an error of a connection on which create ran. What drivers say of rows that are left open, they
@@ -116,35 +118,40 @@ func isGuard(err error, guard string) bool {
 	return err != nil && sqlState(err) == "22P02" && strings.Contains(err.Error(), guard)
 }
 
-// findOut returns the truth about an attempt that did not commit for sure, for the reason in cause. COMMIT is never sent
-// again. Create may have committed by itself before: then its 2xx completes the record, since a freed key would double the
-// write.
-func (a *postgresAttempt) findOut(ctx context.Context, answer []any, cause error) error {
+// findOut returns the truth about an attempt that did not commit for sure, for the reason in cause; sent: COMMIT may have
+// arrived. It is never sent again. Create may have committed by itself before: then its 2xx completes the record, since a
+// freed key would double the write.
+func (a *postgresAttempt) findOut(ctx context.Context, answer []any, sent bool, cause error) error {
 	a.destroy() // create may have left anything on it, and a backend that still waits for COMMIT gets to know that nobody does
 	claim := []any{a.scope.Owner, a.scope.Operation, a.scope.Key, a.claimID}
 	ask := func(ctx context.Context, targets []any, statement string, more ...any) error {
 		return a.store.withConn(ctx, func(conn *sql.Conn) error {
+			ctx, cancel := context.WithTimeout(ctx, postgressql.AskTimeout)
+			defer cancel()
 			return a.store.query(ctx, conn, targets, statement, slices.Concat(claim, more)...)
 		})
 	}
-	fate := postgressql.FindOut(ctx, func(ctx context.Context) (state, how string, err error) {
+	fate, err := postgressql.FindOut(ctx, func(ctx context.Context) (state, how string, err error) {
 		err = ask(ctx, []any{&state, &how}, a.sql.Outcome, a.xid)
 		return state, how, err
 	}, func(ctx context.Context) error {
 		var completed bool
 		return ask(ctx, []any{&completed}, a.sql.Settle, answer...)
 	})
-	switch {
-	case fate == postgressql.NotStored && cause == holdsend.ErrTxEnded:
-		return errRolledBack
-	case fate == postgressql.NotStored:
+	switch fate {
+	case postgressql.NotStored:
+		if cause == holdsend.ErrTxEnded {
+			return errRolledBack
+		}
 		return fmt.Errorf("holdsend: nothing was stored: %w", cause)
+	case postgressql.Kept: // by Abort
+		return fmt.Errorf("holdsend: create committed its transaction, and its record could not be completed: %w: %w", holdsend.ErrTxEnded, err)
 	}
 	a.settled = true
 	if fate == postgressql.Unknown { // the key is kept
-		return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, cause)
+		return fmt.Errorf("%w: %w", holdsend.ErrOutcomeUnknown, errors.Join(cause, err))
 	}
-	if fate == postgressql.Settled || cause == holdsend.ErrTxEnded {
+	if !sent {
 		a.warning = fmt.Errorf("holdsend: create committed its transaction, and the record was completed afterwards: %w", holdsend.ErrTxEnded)
 	}
 	return nil
@@ -174,7 +181,9 @@ func (a *postgresAttempt) Abort(ctx context.Context) error {
 func (a *postgresAttempt) rollback(ctx context.Context) error {
 	// Where create left rows open, a driver refuses a statement at once. Rollback would read them to their end, however many
 	// are still to come.
-	if _, err := a.tx.ExecContext(ctx, ";"); err != nil {
+	if _, err := a.tx.ExecContext(ctx, ";"); errors.Is(err, sql.ErrTxDone) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	defer context.AfterFunc(ctx, a.cancel)()

@@ -91,7 +91,7 @@ var mutants = []mutant{
 	{
 		"Postgres: lost COMMIT answer taken for a rollback, and the key freed", "a key that may have committed is never freed",
 		[]edit{
-			{attempt, "\treturn a.findOut(ctx, answer, err)", "\treturn err"},
+			{attempt, "\treturn a.findOut(ctx, answer, sent, err)", "\treturn err"},
 			{postgres, "SELECT CASE WHEN $5::text IS NULL THEN 'aborted' ELSE {how} END AS how", "SELECT CASE WHEN true THEN 'aborted' ELSE {how} END AS how"},
 			{postgres, "claim_id = $4::text::uuid AND state = 'claimed' AND how = 'aborted'", "claim_id = $4::text::uuid AND how = 'aborted'"},
 		},
@@ -99,12 +99,12 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres: COMMIT sent again after a lost answer", "COMMIT is never sent twice",
-		[]edit{{attempt, "\treturn a.findOut(ctx, answer, err)", `	a.letGo(ctx)
+		[]edit{{attempt, "\treturn a.findOut(ctx, answer, sent, err)", `	a.letGo(ctx)
 	if conn, acquireErr := a.store.acquire(ctx); acquireErr == nil {
 		a.conn = conn
-		err = a.commit(ctx, answer)
+		sent, err = a.commit(ctx, answer)
 	}
-	return a.findOut(ctx, answer, err)`}},
+	return a.findOut(ctx, answer, sent, err)`}},
 		root("^TestPostgresLostCommitAnswer$/^cache_statement$"),
 	},
 	{
@@ -125,19 +125,29 @@ var mutants = []mutant{
 	{
 		"Postgres: unknown outcome, and the key aborted", "while the outcome is unknown the key is kept",
 		[]edit{
-			{attempt, "case fate == postgressql.NotStored:", "case fate == postgressql.NotStored, fate == postgressql.Unknown:"},
+			{attempt, "case postgressql.NotStored:", "case postgressql.NotStored, postgressql.Unknown:"},
 		},
 		root("^TestPostgresOutcomeUnknown$"),
 	},
 	{
 		"Postgres: a late completion is believed before its commit", "what a create committed completes its record",
-		[]edit{{"internal/postgressql/ended.go", "case how == Committed && settle(ctx) == nil:", "case how == Committed && settle(ctx) != context.Canceled:"}},
+		[]edit{{"internal/postgressql/ended.go", "if err := settle(ctx); err == nil {", "if err := settle(ctx); err != context.Canceled {"}},
 		root("^TestPostgresCommittedByCreateAndAFault$/twice$"),
 	},
 	{
 		"Postgres: a question takes all the time there is", "a connection that falls silent is not the only one",
-		[]edit{{"internal/postgressql/ended.go", "askTimeout = 3 * time.Second", "askTimeout = outcomeTimeout"}},
+		[]edit{{"internal/postgressql/ended.go", "AskTimeout = 3 * time.Second", "AskTimeout = outcomeTimeout"}},
 		root("^TestPostgresCommittedByCreateAndAFault$/silent$"),
+	},
+	{
+		"Postgres: what cannot be completed is left to the next retry", "a write that create committed keeps its key",
+		[]edit{{"internal/postgressql/ended.go", "\t\t\t\tfate = Kept\n", ""}},
+		root("^TestPostgresCommittedByCreateAndAFault$/the_record_can_never_be_completed$"),
+	},
+	{
+		"Postgres: a claim that is gone leaves its outcome open", "a rollback is known whoever has the key by then",
+		[]edit{{postgres, "WHERE state <> '' OR how <> 'committed'`", "WHERE state <> ''`"}},
+		root("^TestPostgresRolledBackThenTakenOver$"),
 	},
 	{
 		"Postgres: a query that nobody reads is not cancelled", "a backend that has nothing to send does not keep a key",
@@ -196,7 +206,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: lost COMMIT answer taken for a rollback", "a lost COMMIT answer is found out",
-		[]edit{{"sqlstore/postgres_attempt.go", "\treturn a.findOut(ctx, answer, err)", "\treturn err"}},
+		[]edit{{"sqlstore/postgres_attempt.go", "\treturn a.findOut(ctx, answer, sent, err)", "\treturn err"}},
 		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
 	},
 	{
@@ -211,7 +221,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: a create's own COMMIT is not settled", "what a create committed completes its record",
-		[]edit{{"internal/postgressql/ended.go", "case how == Committed && settle(ctx) == nil:\n\t\t\tfate = Settled", "case how == Committed:\n\t\t\tfate = NotStored"}},
+		[]edit{{"internal/postgressql/ended.go", "case state == \"claimed\" && how == Committed:", "case state == \"claimed\" && how == Committed && ctx != nil:\n\t\t\tfate, known = NotStored, true\n\t\tcase how == Committed:"}},
 		sql("^TestPostgresCreateEndsItsTransaction$/^pgx$"),
 	},
 	{
@@ -231,7 +241,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: unknown outcome, and the key aborted", "while the outcome is unknown the key is kept",
-		[]edit{{"sqlstore/postgres_attempt.go", "case fate == postgressql.NotStored:", "case fate == postgressql.NotStored, fate == postgressql.Unknown:"}},
+		[]edit{{"sqlstore/postgres_attempt.go", "case postgressql.NotStored:", "case postgressql.NotStored, postgressql.Unknown:"}},
 		sql("^TestPostgresOutcomeUnknown$/^pgx$"),
 	},
 	{

@@ -20,8 +20,8 @@ const (
 	// the request's may be used up by then, and a database that restarts is worth waiting for.
 	outcomeTimeout = 10 * time.Second
 
-	// askTimeout bounds one question: a connection that has fallen silent is not the only one.
-	askTimeout = 3 * time.Second
+	// AskTimeout bounds one question on one connection: one that has fallen silent is not the only one.
+	AskTimeout = 3 * time.Second
 
 	shortestPause = 2 * time.Millisecond // between two questions; each is twice the one before
 	longestPause  = 100 * time.Millisecond
@@ -61,32 +61,45 @@ const (
 	NotStored      // the attempt is free to abort
 	Stored
 	Settled // create had committed the transaction itself, and the record was completed afterwards
+	Kept    // create had committed the transaction itself, and the record could not be completed: Free keeps the key
 )
 
 // FindOut runs Outcome by ask until the truth about an attempt is known, or its time is up. A database that restarts
-// answers soon, so errors are asked again. If create itself committed the transaction, FindOut runs Settle by settle.
-func FindOut(ctx context.Context, ask func(ctx context.Context) (state, how string, err error), settle func(ctx context.Context) error) Fate {
+// answers soon, so errors are asked again; the last one is returned where they stand in the way. If create itself committed
+// the transaction, FindOut runs Settle by settle.
+func FindOut(ctx context.Context, ask func(ctx context.Context) (state, how string, err error), settle func(ctx context.Context) error) (Fate, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
 	defer cancel()
-	fate := Unknown
+	fate, known := Unknown, false
+	var lastErr error
+	failed := func(err error) {
+		if ctx.Err() == nil || lastErr == nil { // that the time is up says nothing new
+			lastErr = err
+		}
+	}
 	_ = untilEnded(ctx, func() bool {
-		ctx, cancel := context.WithTimeout(ctx, askTimeout)
-		defer cancel()
 		state, how, err := ask(ctx)
 		switch {
+		case errors.Is(err, sql.ErrNoRows):
+			lastErr, known = errors.New("holdsend: the claim is gone"), true
 		case err != nil:
-			return errors.Is(err, sql.ErrNoRows) // the claim is gone: nobody can tell
-		case state != "claimed": // completed, or a tombstone since, under this claim id
-			fate = Stored
+			failed(err)
+		case state != "claimed" && state != "": // completed, or a tombstone since, under this claim id
+			fate, known = Stored, true
 		case how == Aborted:
-			fate = NotStored
-		// By create; or by the attempt itself while the question was answered: then Settle finds nothing to complete.
-		case how == Committed && settle(ctx) == nil:
-			fate = Settled
+			fate, known = NotStored, true
+		case state == "claimed" && how == Committed:
+			// By create; or by the attempt itself while the question was answered: then Settle finds nothing to complete.
+			if err := settle(ctx); err == nil {
+				fate, known = Settled, true
+			} else if !errors.Is(err, sql.ErrNoRows) {
+				fate = Kept
+				failed(err)
+			}
 		}
-		return fate != Unknown
+		return known
 	})
-	return fate
+	return fate, lastErr
 }
 
 // FreeError says what came of Free. Ended is the error of a create that ended its own transaction.

@@ -193,7 +193,8 @@ END AS integer)`
 // lock goes through the log as everything does: a database that has the mark has seen the transaction, and gives its id to
 // nobody else. Where there is no mark at all, nothing of the transaction is there. The mark need not be the id itself:
 // completing inside of a savepoint makes it another, and so does a Settle or a Free that did not get to its commit. So no
-// statement may take it away. Where the claim is gone, the answer decides nothing.
+// statement may take it away. Where the claim is gone, 'committed' decides nothing; 'aborted' is true even of an id that was
+// given again, since what had committed would have kept it.
 const how = `coalesce((
 		SELECT CASE
 			WHEN state <> 'claimed' OR claimed_at = 'infinity' THEN 'committed'
@@ -229,9 +230,13 @@ const free = `WITH attempt AS (
 SELECT how FROM async`
 
 // outcome finds out what became of an attempt: the record's state, and how the transaction ended. 'claimed' beside
-// 'committed' is a transaction that create itself committed, or a commit that came after the statement began.
-// $4 claim id, $5 transaction id.
-const outcome = `SELECT state, {how} FROM {records} WHERE {scope} AND claim_id = $4::text::uuid`
+// 'committed' is a transaction that create itself committed, or a commit that came after the statement began. No row: the
+// claim is gone, and nobody can tell. $4 claim id, $5 transaction id.
+const outcome = `SELECT state, how
+FROM (
+	SELECT coalesce((SELECT state FROM {records} WHERE {scope} AND claim_id = $4::text::uuid), '') AS state, {how} AS how
+) AS attempt
+WHERE state <> '' OR how <> 'committed'`
 
 const find = `SELECT {record} FROM {records} WHERE {scope}`
 

@@ -129,7 +129,7 @@ func (b *bed) assertAsksAgain() {
 	assert.Eventually(b, func() bool {
 		questions := 0
 		for _, batch := range b.proxy.Batches() {
-			if batch.Contains("SELECT state, coalesce(") {
+			if batch.Contains("SELECT state, how") {
 				questions++
 			}
 		}
@@ -598,6 +598,25 @@ func TestPostgresCommittedByCreateAndAFault(t *testing.T) {
 				requireCompleted(t, b, answer, err)
 			})
 		}
+		t.Run("the record can never be completed", func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, driver, &sqlstore.Options{TakeOverAfter: time.Millisecond})
+			pgtest.Exec(t, b.aside, `CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					IF NEW.state = 'completed' THEN RAISE EXCEPTION 'not now'; END IF;
+					RETURN NEW;
+				END $$;
+				CREATE TRIGGER fails BEFORE UPDATE ON holdsend_records FOR EACH ROW EXECUTE FUNCTION fails()`)
+			_, err := b.send(key, inserting(created, nil, "COMMIT"))
+			require.ErrorIs(t, err, holdsend.ErrTxEnded)
+			require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			require.ErrorContains(t, err, "not now", "the error says why")
+			r := request(key)
+			r.Wait = 100 * time.Millisecond
+			answer, err := holdsend.HandleIdempotent(context.Background(), b.store, r, insertNote)
+			require.NoError(t, err)
+			require.Equal(t, holdsend.OutcomeInProgress, answer.Outcome, "the key is kept")
+			require.Equal(t, 1, b.notes())
+		})
 		t.Run("the pool has no connection for a while", func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t, driver, nil)
@@ -738,6 +757,28 @@ func TestPostgresAbortWithOpenRows(t *testing.T) {
 				require.Equal(t, 0, b.notes())
 			})
 		}
+	})
+}
+
+// The server's own answer to COMMIT is the truth: nobody has to be asked, which a service that is shutting down could not.
+func TestPostgresErrorAtCommitWhileClosing(t *testing.T) {
+	t.Parallel()
+	eachPostgres(t, func(t *testing.T, driver string) {
+		b := newBed(t, driver, nil)
+		_, err := b.send(key, func(ctx context.Context, tx *sql.Tx, in holdsend.Incoming) (holdsend.Response, error) {
+			answer, err := breakDeferredConstraint(ctx, tx, in)
+			closing := make(chan struct{})
+			go func() {
+				close(closing)
+				_ = b.db.Close()
+			}()
+			<-closing
+			for b.db.PingContext(ctx) == nil {
+			}
+			return answer, err
+		})
+		require.ErrorContains(t, err, "picky_n_key")
+		require.NotErrorIs(t, err, holdsend.ErrOutcomeUnknown)
 	})
 }
 
