@@ -228,6 +228,9 @@ func TestPostgresOpenRowsOfASlowQuery(t *testing.T) {
 		_, err := b.send(key, func(ctx context.Context, tx pgx.Tx, in holdsend.Incoming) (holdsend.Response, error) {
 			_, err := insertNote(ctx, tx, in)
 			_, queryErr := tx.Query(context.Background(), slowQuery)
+			require.Eventually(t, func() bool {
+				return pgtest.Value[bool](t, b.aside, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query LIKE '%pg_sleep(1000)%')")
+			}, time.Minute, time.Millisecond)
 			return holdsend.Response{Status: status}, errors.Join(err, queryErr)
 		})
 		if status == 201 {
@@ -242,7 +245,7 @@ func TestPostgresOpenRowsOfASlowQuery(t *testing.T) {
 }
 
 // slowQuery answers with two long rows at once, and with the third much later.
-const slowQuery = "SELECT repeat('x', 100000), CASE WHEN n = 3 THEN pg_sleep(1000) END FROM generate_series(1, 3) n"
+const slowQuery = "SELECT repeat('x', 20000), CASE WHEN n = 3 THEN pg_sleep(1000) END FROM generate_series(1, 3) n"
 
 func execAll(ctx context.Context, tx pgx.Tx, statements ...string) error {
 	for _, sql := range statements {

@@ -226,7 +226,7 @@ var mutants = []mutant{
 	},
 	{
 		"Postgres through database/sql: lost COMMIT answer taken for a commit", "a lost COMMIT answer is found out",
-		[]edit{{"internal/postgressql/ended.go", "case state != \"claimed\": //", "case state != \"\": //"}},
+		[]edit{{"internal/postgressql/ended.go", "case state != \"claimed\" && state != \"\":", "case state != \"\":"}},
 		sql("^TestPostgresLostCommitAnswer$/^pgx$"),
 	},
 	{

@@ -736,10 +736,14 @@ func TestPostgresOpenRows(t *testing.T) {
 func TestPostgresAbortWithOpenRows(t *testing.T) {
 	t.Parallel()
 	eachPostgres(t, func(t *testing.T, driver string) {
+		aside := pgtest.Pool(t, pgtest.URL(t), func(c *pgxpool.Config) { c.MaxConns = 1 })
 		cases := map[string]func(*sql.Tx) error{"many": openRows}
 		if driver == "pgx" { // lib/pq cannot cancel a query that is under way on a context without an end
 			cases["slow"] = func(tx *sql.Tx) error { // the third row comes much later
-				_, err := tx.Query("SELECT repeat('x', 100000), CASE WHEN n = 3 THEN pg_sleep(1000)::text END FROM generate_series(1, 3) n")
+				_, err := tx.Query("SELECT repeat('x', 20000), CASE WHEN n = 3 THEN pg_sleep(1000)::text END FROM generate_series(1, 3) n")
+				require.Eventually(t, func() bool {
+					return pgtest.Value[bool](t, aside, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query LIKE '%pg_sleep(1000)::text%')")
+				}, time.Minute, time.Millisecond)
 				return err
 			}
 		}
