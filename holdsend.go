@@ -85,8 +85,8 @@ type Event struct {
 //
 // The error is create's own, unchanged; a store's; or one that tells how req is malformed. ErrClaimLost means that
 // nothing was stored, ErrOutcomeUnknown that it may have been: both ask for a retry with the same key. After any other
-// error nothing is stored and the key is free. ErrorAnswer makes the answer to an error. If ctx ends while the request
-// waits for another attempt, the error is ctx's.
+// error nothing is stored and the key is free, unless it is ErrTxEnded: what create itself committed is there. ErrorAnswer
+// makes the answer to an error. If ctx ends while the request waits for another attempt, the error is ctx's.
 func HandleIdempotent[Tx any](ctx context.Context, store Store[Tx], req Request, create CreateFunc[Tx]) (Answer, error) {
 	call := call[Tx]{store: store, req: req, create: create, maxStored: math.MaxInt64}
 	return call.answer(ctx)
