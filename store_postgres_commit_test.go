@@ -312,23 +312,25 @@ func TestPostgresOutcomeUnknown(t *testing.T) {
 			require.Equal(t, 1, b.notes())
 		}
 	})
-	t.Run("the record is gone", func(t *testing.T) {
-		t.Parallel()
-		url := pgtest.URL(t)
-		proxy := pgproxy.Start(t, url)
-		b := newBedOn(t, url, proxy.URL(), nil, nil)
-		fault := proxy.Inject(pgproxy.Fault{Do: pgproxy.LoseCommitAnswer})
-		store, err := holdsend.NewPostgresStore(acquireFunc(func(ctx context.Context) (*pgxpool.Conn, error) {
-			if fault.Happened() { // somebody forgets the owner before the store asks
-				pgtest.Exec(t, b.aside, "DELETE FROM holdsend_records")
-			}
-			return b.pool.Acquire(ctx)
-		}), nil)
-		require.NoError(t, err)
-		_, err = holdsend.HandleIdempotent(context.Background(), store, request(key), insertNote)
-		require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
-		require.Equal(t, 1, b.notes())
-	})
+	for do, stored := range map[pgproxy.Action]int{pgproxy.LoseCommitAnswer: 1, pgproxy.CutBeforeCommit: 0} {
+		t.Run(fmt.Sprintf("the record is gone, stored %d", stored), func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.URL(t)
+			proxy := pgproxy.Start(t, url)
+			b := newBedOn(t, url, proxy.URL(), nil, nil)
+			fault := proxy.Inject(pgproxy.Fault{Do: do})
+			store, err := holdsend.NewPostgresStore(acquireFunc(func(ctx context.Context) (*pgxpool.Conn, error) {
+				if fault.Happened() { // somebody forgets the owner before the store asks
+					pgtest.Exec(t, b.aside, "DELETE FROM holdsend_records")
+				}
+				return b.pool.Acquire(ctx)
+			}), nil)
+			require.NoError(t, err)
+			_, err = holdsend.HandleIdempotent(context.Background(), store, request(key), insertNote)
+			require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+			require.Equal(t, stored, b.notes())
+		})
+	}
 	t.Run("without a key", func(t *testing.T) {
 		t.Parallel()
 		b, proxy := newProxiedBed(t, "cache_statement", nil)

@@ -133,6 +133,9 @@ func (a *postgresAttempt) findOut(ctx context.Context, answer []any, sent bool, 
 	}
 	fate, err := postgressql.FindOut(ctx, func(ctx context.Context) (state, how string, err error) {
 		err = ask(ctx, []any{&state, &how}, a.sql.Outcome, a.xid)
+		if err == nil && state == "" && sent { // what may have been committed is judged by its record alone
+			err = sql.ErrNoRows
+		}
 		return state, how, err
 	}, func(ctx context.Context) error {
 		var completed bool

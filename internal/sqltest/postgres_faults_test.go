@@ -370,21 +370,23 @@ func TestPostgresOutcomeUnknown(t *testing.T) {
 				require.Equal(t, 1, b.notes())
 			})
 		}
-		t.Run("the record is gone", func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t, driver, nil)
-			b.proxy.Inject(pgproxy.Fault{Do: pgproxy.LoseCommitAnswer})
-			var connects atomic.Int32
-			b.guard(func(ctx context.Context) (err error) {
-				if connects.Add(1) > 1 { // somebody forgets the owner before the store asks
-					_, err = b.aside.Exec(ctx, "DELETE FROM holdsend_records")
-				}
-				return err
+		for do, stored := range map[pgproxy.Action]int{pgproxy.LoseCommitAnswer: 1, pgproxy.CutBeforeBatch: 0} {
+			t.Run(fmt.Sprintf("the record is gone, stored %d", stored), func(t *testing.T) {
+				t.Parallel()
+				b := newBed(t, driver, nil)
+				b.proxy.Inject(pgproxy.Fault{Do: do})
+				var connects atomic.Int32
+				b.guard(func(ctx context.Context) (err error) {
+					if connects.Add(1) > 1 { // somebody forgets the owner before the store asks
+						_, err = b.aside.Exec(ctx, "DELETE FROM holdsend_records")
+					}
+					return err
+				})
+				_, err := b.send(key, insertNote)
+				require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
+				require.Equal(t, stored, b.notes())
 			})
-			_, err := b.send(key, insertNote)
-			require.ErrorIs(t, err, holdsend.ErrOutcomeUnknown)
-			require.Equal(t, 1, b.notes())
-		})
+		}
 		t.Run("without a key", func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t, driver, nil)
